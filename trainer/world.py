@@ -30,9 +30,9 @@ FEWER_CARDS = (
     "one of these hosts (-l) it would be on the GPU"
 )
 MARK = "host-"  # in a run directory: of `find_sharers`
-# Ranks that connect each to each as they meet, which shows at once who does not reach whom. What they tell each other
-# for that grows with the cube of their number; of more, two connect when they first talk to each other.
-ALL_TO_ALL = 64
+# Ranks that connect each to each as they meet, which shows at once who does not reach whom; later they need no store.
+# What they tell each other for that grows with the cube of their number; of more, two connect as they first talk.
+ALL_TO_ALL = 512
 PATIENCE = datetime.timedelta(hours=2)
 # For data, which one host may read and tokenise for hours after the others. Launchers see who dies or hangs meanwhile;
 # under plain torchrun a rank that ends is noticed, too, and only a host without power or wire is waited for in vain.
@@ -198,7 +198,11 @@ class World:
         if self.size == 1:
             return None
         with translated(self), waiting.for_others():
-            return dist.new_group(backend="gloo", timeout=PATIENCE, group_desc="background")
+            group = dist.new_group(backend="gloo", timeout=PATIENCE, group_desc="background")
+        self.gather(
+            None, group
+        )  # where ranks connect late, it is to work without the first launcher's store, too
+        return group
 
     def layers(self) -> Layers | None:
         """How to sum inside hosts first; None where all ranks are one row: each alone on its host, or all on one.

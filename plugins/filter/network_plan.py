@@ -96,7 +96,7 @@ def network_plan(survey, wanted, renderer="auto"):
         check_together(entries, survey["interfaces"])
         check_mtu(entries, survey["interfaces"])
         check_ipv6(entries, survey["interfaces"], before)
-        check_further(entries, survey["interfaces"], before)
+        check_further(entries, survey["interfaces"], before, survey["session"])
         renderer = choose_renderer(renderer, survey["active"])
         check_bridges(entries, survey["interfaces"], renderer)
         return {"errors": [], **plan(survey, entries, wanted, renderer, before)}
@@ -143,36 +143,63 @@ def check_ipv6(entries, present, before):
                 )
 
 
-def check_further(entries, present, before):
+def check_further(entries, present, before, session):
     """Of several fixed IPv4 addresses none goes unsaid as we take an interface over; one for one they are replaced.
 
-    What comes besides later is another program's, as is mostly a /32, which moves from host to host.
+    What comes besides later is another program's, as is mostly a /32, which moves from host to host. session: by which
+    the controller is there, or None; its own address is replaced first.
     """
+    own_address = session["address"] if session else ""
     ours = addresses_in(before)
-    since_long = {name for found in before.values() for name in found if found[name].get("addresses")}
+    since_long = {
+        name
+        for found in before.values()
+        for name, definition in found.items()
+        if definition.get("addresses") or definition.get("dhcp4")
+    }
     held = {link["name"]: link for link in present if link["name"] not in since_long}
     wanted = {address.ip for item in entries for address in item["addresses"]}
     standing = {ipaddress.ip_interface(text).ip for link in present for text in link["addresses"]}
-    going: dict[str, list] = {}  # by the entry that is to have them
+    fixed: dict[str, list] = {
+        item["now"]: [] for item in entries
+    }  # that go, by the entry that is to have them
+    leases = dict.fromkeys(fixed, 0)
     for item in entries:
-        link = held.get(item["now"], {"addresses": []})
-        fixed = [text for text in link["addresses"] if text not in ours and text not in link["dynamic"]]
-        at = next((one["now"] for one in entries if takes_in(one, item["now"])), item["now"])
-        going.setdefault(at, []).extend(
-            (item["now"], text)
-            for text in fixed
-            if ":" not in text and not text.endswith("/32") and ipaddress.ip_interface(text).ip not in wanted
-        )
+        link, at = held.get(item["now"], {"addresses": []}), receiver(entries, item["now"])
+        for text in link["addresses"]:
+            if (
+                ":" in text
+                or text.endswith("/32")
+                or text in ours
+                or ipaddress.ip_interface(text).ip in wanted
+            ):
+                continue
+            if text in link["dynamic"]:
+                leases[at] += 1
+            else:
+                fixed[at].append((item["now"], text))
     for item in entries:
         own = {one.ip for one in item["addresses"] if one.version == 4}
         leased = bool(item["definition"].get("dhcp4"))
-        lost = going.get(item["now"], [])[len(own - standing) + leased :]
+        going = sorted(fixed[item["now"]], key=lambda one: one[1].partition("/")[0] != own_address)
+        lost = going[max(0, len(own - standing) + leased - leases[item["now"]]) :]
         if lost and (own or leased):  # without, none are meant
             name, text = lost[0]
+            first = "log in by another first (ansible_host) and then " * (
+                text.partition("/")[0] == own_address
+            )
             raise Refused(
                 f"{item['where']}: {name} has the fixed address {text}, too, which would be lost: write it under "
-                f"addresses, or give it up first by `ip address del {text} dev {name}`"
+                f"addresses, or {first}give it up by `ip address del {text} dev {name}`, and by whatever sets it "
+                "(keepalived, say)"
             )
+
+
+def receiver(entries, name):
+    """The entry's device that an interface's addresses go to: the bond or bridge that has it in, and so on."""
+    for _ in entries:
+        name = next((one["now"] for one in entries if takes_in(one, name)), name)
+    return name
 
 
 def addresses_in(before):

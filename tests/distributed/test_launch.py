@@ -121,8 +121,11 @@ def test_a_rank_that_hears_no_signal_is_not_waited_for_when_another_has_failed(m
     assert time.monotonic() - begin < 20
 
 
-def test_a_killed_launcher_leaves_no_rank_behind(material, tmp_path):
-    attempt = ranks.Launch(tmp_path, [2], material / "run.yaml", "steps=100000", "checkpoint_every=0")
+@pytest.mark.parametrize("late", ["0", "1"])
+def test_a_killed_launcher_leaves_no_rank_behind(material, tmp_path, late):
+    """late: ranks connect when they first talk, as many do; with the launcher goes what they find each other by."""
+    endless = ("steps=100000", "checkpoint_every=0")
+    attempt = ranks.Launch(tmp_path, [2], material / "run.yaml", *endless, TORCH_GLOO_LAZY_INIT=late)
     wait_for_step(tmp_path, 2)
     pids = rank_pids(attempt.nodes[0].pid).values()
     attempt.nodes[0].kill()

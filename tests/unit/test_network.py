@@ -2603,6 +2603,8 @@ def test_a_fixed_ipv6_address_does_not_go_unsaid(dynamic, given, before, refused
 
 
 FURTHER = "10.9.0.5/24"
+BARE_BOND = {"name": "bond0", "kind": "bonds", "options": {"interfaces": ["eth0"]}}
+ON_BOND = {"name": "br0", "kind": "bridges", "gateway": "192.168.1.1", "options": {"interfaces": ["bond0"]}}
 
 
 @pytest.mark.parametrize(
@@ -2619,6 +2621,8 @@ FURTHER = "10.9.0.5/24"
         ([FURTHER], [BARE, {"name": "eth1"}, {**BOND, "addresses": ["192.168.1.50/24", FURTHER]}], None),
         ([], [BARE, {"name": "eth1"}, {**BOND, "addresses": ["192.168.1.100/24"]}], None),
         (["10.9.0.5/32"], [{**STATIC, "addresses": ["192.168.1.50/24"]}], None),  # a service's, by keepalived
+        ([FURTHER], [BARE, BARE_BOND, {**ON_BOND, "addresses": ["192.168.1.50/24"]}], FURTHER),
+        ([FURTHER], [BARE, BARE_BOND, {**ON_BOND, "addresses": ["192.168.1.50/24", FURTHER]}], None),
     ],
 )
 def test_a_further_address_does_not_go_unsaid(held, wanted, said):
@@ -2626,14 +2630,48 @@ def test_a_further_address_does_not_go_unsaid(held, wanted, said):
     errors = network_plan(survey(interfaces=interfaces), wanted)["errors"]
     assert bool(errors) is bool(said)
     if said:
-        at = next(number for number, one in enumerate(wanted) if one.get("addresses") or "options" in one)
+        at = next(number for number, one in enumerate(wanted) if one.get("addresses") or "dhcp4" in str(one))
         assert errors == [
             f"network_interfaces[{at}]: eth0 has the fixed address {said}, too, which would be lost: write it under "
-            f"addresses, or give it up first by `ip address del {said} dev eth0`"
+            f"addresses, or give it up by `ip address del {said} dev eth0`, and by whatever sets it (keepalived, say)"
         ]
 
 
+@pytest.mark.parametrize("held", [["192.168.1.50/24", FURTHER], [FURTHER, "192.168.1.50/24"]])
+def test_the_address_of_the_login_is_not_what_is_to_be_deleted(held):
+    interfaces = [{**ETH0, "addresses": held, "dynamic": []}, copy.deepcopy(ETH1)]
+    (said,) = network_plan(survey(interfaces=interfaces), [{**STATIC, "addresses": ["192.168.1.100/24"]}])[
+        "errors"
+    ]
+    assert f"`ip address del {FURTHER} dev eth0`" in said  # that of the login is what is replaced
+    wanted = {"name": "eth0", "addresses": [FURTHER], "gateway": "none"}
+    (said,) = network_plan(survey(interfaces=interfaces), [wanted])["errors"]
+    assert "or log in by another first (ansible_host) and then give it up by" in said
+    assert "`ip address del 192.168.1.50/24 dev eth0`" in said
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{"options": {"dhcp4": True}}, {"addresses": ["192.168.1.100/24"]}, {"addresses": ["192.168.1.50/24"]}],
+)
+def test_beside_a_lease_a_fixed_address_does_not_go_unsaid(entry):
+    """It is the lease that is replaced."""
+    lease = "192.168.1.50/24"
+    interfaces = [{**ETH0, "addresses": [lease, FURTHER], "dynamic": [lease]}, copy.deepcopy(ETH1)]
+    wanted = {"name": "eth0", "gateway": "192.168.1.1", "nameservers": [], **entry}
+    if "options" in entry:
+        del wanted["gateway"]
+    (said,) = network_plan(survey(interfaces=interfaces), [wanted])["errors"]
+    assert f"eth0 has the fixed address {FURTHER}, too" in said
+    interfaces[0]["addresses"] = [lease]
+    planned([wanted], interfaces=interfaces)
+
+
 def test_an_address_that_came_besides_since_is_no_matter_of_ours():
+    lease = [{"name": "eth0", "options": {"dhcp4": True}}]
+    held = {**ETH0, "addresses": ["192.168.1.50/24", FURTHER, "10.9.0.6/24"], "dynamic": ["192.168.1.50/24"]}
+    files = {"netplan": {OUR_FILE: written(planned(lease))["content"]}}
+    planned(lease, interfaces=[held, copy.deepcopy(ETH1)], files=files)
     wanted = {**STATIC, "nameservers": []}
     files = {"netplan": {OUR_FILE: written(planned([wanted]))["content"]}}
     for dynamic in ([], [FURTHER]):
