@@ -402,7 +402,7 @@ def instead(name: str, known: typing.Iterable[str], others_are: str) -> str:
         return own
     if near := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
         return f"did you mean '{near[0]}'?"
-    if near := difflib.get_close_matches(name, others.KEYS, n=1, cutoff=0.8):
+    if near := difflib.get_close_matches(name, others.KEYS, n=1, cutoff=0.9):
         return f"did you mean '{near[0]}'? {others.here(near[0])}"
     return f"{others_are}: {', '.join(FIELDS)}"
 

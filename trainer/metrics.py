@@ -9,9 +9,9 @@ metrics.jsonl, one object a line, by `kind`:
          memory_peak_bytes time
          (compute, comm and memory are the writing rank's own, comm with its compression and its waiting for others;
          rank_…: by rank, rank_seconds being those of computing, compression and optimizer those of the step before, and
-         the memory the most so far, in seconds to a millionth; of more than TOLD_RANKS these and shares stand in every
-         second, third, … step alone (`by_rank`); on a CPU, reserved and mfu are null; mfu: model/flops.py; router_loss:
-         model/router.py)
+         the memory the most so far; of more than TOLD_RANKS these and shares stand in some steps alone, an attempt's
+         first and the run's last among them (`by_rank`); on a CPU, reserved and mfu are null; mfu: model/flops.py;
+         router_loss: model/router.py)
   epoch  epoch step loss time: the mean over the epoch's tokens
   eval   step loss best seconds time: the mean over the held-out data's tokens
   event  event step time, and what the event needs; each attempt begins with start, resume or restart, launch (the
@@ -42,6 +42,7 @@ import io
 import json
 import operator
 import os
+import random
 import time
 from array import array
 from collections import deque
@@ -258,10 +259,14 @@ def parts(steps: list[dict]) -> dict | None:
     return went.means()
 
 
-def by_rank(step: int, **figures: list) -> dict[str, list]:
-    """What the line of a step has of each rank's figures, by name: nothing in most, where ranks are many."""
+def by_rank(step: int, due: bool = False, **figures: list) -> dict[str, list]:
+    """What the line of a step has of each rank's figures, by name: nothing in most, where ranks are many.
+
+    due: whether it is to have them in any case. Else chance decides, the same on all hosts: what a step takes may go by
+    its number (diloco's meetings).
+    """
     size = len(next(iter(figures.values())))
-    if step % -(-size // TOLD_RANKS):
+    if not due and random.Random(step).random() * size >= TOLD_RANKS:
         return {}
     return {
         name: [round(one, 6) if isinstance(one, float) else one for one in some]

@@ -8,15 +8,19 @@ DTYPE = "dtype: bfloat16, float16 or float32"
 FOUR = "quantize: 4bit, with adapter: lora"
 SHARDED = "strategy: zero1, zero2, fsdp, offload or infinity, without a file of its own"
 MODEL_PARALLEL = "strategy: fsdp, by which each rank holds a part of the model"
-INVENTORY = (
-    "nothing to set: the inventory has the hosts, -l leaves some out, and each trains on all of its GPUs"
-)
+INVENTORY = "nothing to set: the inventory has the hosts, and -l leaves some out"
+PROCESSES = "nproc_per_node, in the inventory, where it is not to be one a GPU"
 TEMPLATE = "nothing to set: a chat goes by the model's own template"
 ANSWERS = "loss_on: answers, or all"
 LOGGED = "nothing to set: metrics.jsonl has every step"
 PREFERENCES = (
-    "nothing that is done here: it learns from texts, instructions and chats, not from preferences or rewards"
+    "nothing of the kind: it learns from texts, instructions and chats, not from preferences or rewards"
 )
+EXPORTED = "nothing of the kind: `trainer export` makes what other tools load"
+NAMED = "a part of the name, in model or dataset: org/name@revision"
+WANDB = "report_to: wandb, of runs by hand, with WANDB_PROJECT in the environment"
+TOKEN = "trainer_hub_token, in the inventory and best in a vault; by hand HF_TOKEN in the environment"
+NOT_HERE = "nothing of the kind"
 WORKERS = "nothing to set: data is tokenised once and mapped"
 
 # Each says what to write instead, after "here it is", or "here there is" where that is nothing.
@@ -38,6 +42,7 @@ KEYS = {
     "accumulate_grad_batches": BATCH,
     "per_device_eval_batch_size": "micro_batch_size",
     "eval_batch_size": "micro_batch_size",
+    "eval_accumulation_steps": "nothing to set: an evaluation keeps no outputs",
     "num_epochs": "epochs",
     "num_train_epochs": "epochs",
     "max_epochs": "epochs",
@@ -64,6 +69,7 @@ KEYS = {
     "torch_dtype": DTYPE,
     "save_steps": STEPS_BETWEEN,
     "save_every": STEPS_BETWEEN,
+    "save_every_n_steps": STEPS_BETWEEN,
     "save_interval": STEPS_BETWEEN,
     "save_strategy": "checkpoint_every, in steps, or checkpoint_epochs: true, or checkpoint_minutes",
     "save_total_limit": "checkpoint_keep",
@@ -73,6 +79,7 @@ KEYS = {
     "evaluation_strategy": "eval_every, in steps, or 0 for the end of every epoch",
     "early_stopping_patience": "patience",
     "logging_steps": LOGGED,
+    "logging_first_step": LOGGED,
     "log_every_n_steps": LOGGED,
     "logging_dir": LOGGED,
     "output_dir": "run, after which runs/NAME is called, where all comes to",
@@ -94,6 +101,7 @@ KEYS = {
     "optim": "optimizer",
     "adam_beta1": "beta1",
     "adam_beta2": "beta2",
+    "r": "lora_rank",
     "lora_r": "lora_rank",
     "lora_target": "lora_targets",
     "lora_target_linear": "lora_targets: all-linear",
@@ -157,20 +165,21 @@ KEYS = {
     "tp_size": MODEL_PARALLEL,
     "tensor_parallel": MODEL_PARALLEL,
     "tensor_parallel_size": MODEL_PARALLEL,
-    "pipeline_parallel_size": MODEL_PARALLEL,
-    "n_gpus": INVENTORY,
-    "num_gpus": INVENTORY,
+    "pipeline_parallel_size": "strategy: split, by which a host's GPUs have a part of the layers each",
+    "n_gpus": PROCESSES,
+    "num_gpus": PROCESSES,
+    "num_processes": PROCESSES,
+    "nproc_per_node": PROCESSES,
+    "nnodes": INVENTORY,
     "num_nodes": INVENTORY,
-    "num_processes": INVENTORY,
     "num_machines": INVENTORY,
-    "nproc_per_node": INVENTORY,
     "resume_from_checkpoint": "nothing to set: a run of the same name goes on from its newest checkpoint",
     "auto_resume_from_checkpoints": "nothing to set: a run of the same name goes on from its newest checkpoint",
     "ddp_timeout": "timeout_seconds",
     "random_seed": "seed",
     "data_seed": "seed",
-    "use_wandb": "report_to: wandb",
-    "wandb_project": "report_to: wandb, with WANDB_PROJECT in its environment",
+    "use_wandb": WANDB,
+    "wandb_project": WANDB,
     "num_workers": WORKERS,
     "dataloader_num_workers": WORKERS,
     "preprocessing_num_workers": WORKERS,
@@ -179,10 +188,16 @@ KEYS = {
     "chat_template": TEMPLATE,
     "prompt_template": TEMPLATE,
     "stage": "nothing to set: what a record is says how it is learnt (data_format)",
-    "push_to_hub": "nothing that is done here: `trainer export` makes what other tools load",
-    "hub_model_id": "nothing that is done here: `trainer export` makes what other tools load",
-    "hf_token": "trainer_hub_token, in the inventory and best in a vault",
-    "hub_token": "trainer_hub_token, in the inventory and best in a vault",
+    "push_to_hub": EXPORTED,
+    "hub_model_id": EXPORTED,
+    "revision": NAMED,
+    "model_revision": NAMED,
+    "dataset_revision": NAMED,
+    "hf_token": TOKEN,
+    "hub_token": TOKEN,
+    "use_dora": NOT_HERE,
+    "use_rslora": NOT_HERE,
+    "neftune_noise_alpha": NOT_HERE,
     "use_dpo": PREFERENCES,
     "dpo_beta": PREFERENCES,
     "reward_model": PREFERENCES,

@@ -337,7 +337,7 @@ class Recorder:
             comm_seconds=report.comm_seconds,
             wire_bytes=run.strategy.wire_bytes,
             world_size=run.world.size,
-            **metrics.by_rank(progress.step, **figures),
+            **metrics.by_rank(progress.step, self._steps == 1 or progress.step == run.steps, **figures),
             **memory(run.world.devices),
         )
         self._went.add({**told, **figures})

@@ -231,15 +231,16 @@ def test_only_ssh_answers_a_stranger_before_there_was_a_run(cluster):
 
 
 def test_a_second_run_changes_nothing_and_is_quick(controller, cluster):
+    before = controller.calls(30)
     status, text, seconds = controller.run("site.yml")
     assert status == 0, text
     assert changed(text) == dict.fromkeys(HOSTS, 0), text
     cluster.deployed = True
-    calls = controller.calls(30)
+    calls = max(before, controller.calls(30))
     print(f"first {controller.seconds['first']:.0f} s, second {seconds:.0f} s, 30 calls {calls:.0f} s")
     # CI's machine may be slow or busy: both are the controller's and the hosts' processors, as the first run is not,
     # which waits for downloads, too.
-    assert seconds < 2 * calls  # 1.5 of it
+    assert seconds < 1.8 * calls  # 1.5 of it
     if os.environ.get("TRAINYARD_FULL"):
         assert seconds < 30  # 25 on two quiet cores
         assert seconds < controller.seconds["first"] / 4

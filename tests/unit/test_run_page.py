@@ -183,8 +183,8 @@ def test_of_many_ranks_some_steps_tell_and_the_others_go_by_these(tmp_path, monk
             "rank_memory_peak_bytes": [700, 800 + number],
             "shares": [4, 4],
         }
-        told = metrics.by_rank(number, **figures)
-        assert told == ({} if number % 2 else figures)
+        told = metrics.by_rank(number, number in (2, 4, 6), **figures)
+        told = told if number in (2, 4, 6) else {}
         times = {"step_seconds": 2.0 + number, "compute_seconds": 1.0, "comm_seconds": 1.0}
         steps.append(step(number, world_size=2, memory_peak_bytes=700, **times, **told))
     again = {**start, "event": "restart", "step": 7}
@@ -202,8 +202,15 @@ def test_of_many_ranks_some_steps_tell_and_the_others_go_by_these(tmp_path, monk
 def test_a_steps_figures_of_ranks_are_as_long_as_they_must():
     found = metrics.by_rank(3, rank_seconds=[0.12345678901] * 64, rank_memory_peak_bytes=[2**40] * 64)
     assert found == {"rank_seconds": [0.123457] * 64, "rank_memory_peak_bytes": [2**40] * 64}
-    told = [bool(metrics.by_rank(number, rank_seconds=[0.5] * 8000)) for number in range(250)]
-    assert sum(told) == 2 and told[125]
+    for size in (65, 1000, 8000):
+        some = [0.5] * size
+        told = [number for number in range(1, 10_001) if metrics.by_rank(number, rank_seconds=some)]
+        assert 0.8 < len(told) * size / 64 / 10_000 < 1.2
+        for every in (
+            (2, 16) if size < 8000 else (2,)
+        ):  # what comes in every 16th step is seen as often as it comes
+            assert 0.7 < sum(number % every == 0 for number in told) * every / len(told) < 1.4
+        assert metrics.by_rank(told[0] + 1, True, rank_seconds=some)
 
 
 def test_what_the_machines_were_is_told_of_the_last_attempt(tmp_path):

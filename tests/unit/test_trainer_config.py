@@ -22,6 +22,7 @@ REFUSED = {
         "gradient_acumulation_steps: 4",
         "did you mean 'gradient_accumulation_steps'? here it is batch_size, which counts over all ranks",
     ),
+    "what is not done here": ("use_dora: true", "'use_dora'; here there is nothing of the kind"),
     "what nobody sets here": ("template: llama3", "here there is nothing to set: a chat goes by the model's"),
     "unknown key, far from any": ("zzzzzz: 3", "the keys are: run, model,"),
     "line of the second": (
@@ -143,10 +144,10 @@ def test_what_other_trainers_keys_are_here_is_there(name):
     """Of what is said after "here it is", each key is one, and each value that is written out is taken."""
     said = others.KEYS[name]
     assert name not in config.FIELDS and others.here(name.replace("_", "-").upper()).endswith(said)
-    if said.startswith("nothing "):
+    if said.startswith("nothing ") or said == others.NAMED:
         return
     first = re.match(r"[a-z_0-9]+", said)[0]
-    assert first in config.FIELDS or first == "trainer_hub_token"
+    assert first in config.FIELDS or first in ("trainer_hub_token", "nproc_per_node")
     for key, value in re.findall(r"([a-z_0-9]+): (\w+)", said):
         config.from_mapping({key: value})
     for last in re.findall(r": \w+(?:, \w+)* or (\w+)", said):
