@@ -1,13 +1,17 @@
 """Reading, packing, holding out, mixing and indexing."""
 
 import collections
+import csv
 import datetime
 import errno
+import gzip
 import io
 import itertools
 import json
 import random
 import re
+import shutil
+import subprocess
 import types
 from pathlib import Path
 
@@ -104,6 +108,36 @@ REFUSED = {
     "blank text": ("a.txt", " \n\n", "no text in it"),
     "empty JSONL": ("a.jsonl", "\n", "no text in it"),
     "another kind of file": ("a.csv", "x", "ends in .txt, .jsonl or .parquet"),
+    "a list of records": (
+        "a.jsonl",
+        '[{"text": "x"}]\n',
+        'found [{"text": "x"}]; a list, or records over several lines, become so by: jq -c',
+    ),
+    "a list of many lines": (
+        "a.jsonl",
+        '[\n{"text": "x"}\n]\n',
+        "a.jsonl:1: not JSON: Expecting value; expected one JSON object a line; a list, or records over",
+    ),
+    "a record of many lines": (
+        "a.jsonl",
+        '{\n"text": "x"}\n',
+        "; a list, or records over several lines, become so by: jq -c 'arrays[], objects' a.jsonl > NEW.jsonl",
+    ),
+    "UTF-16": (
+        "a.txt",
+        b"\xff\xfex\0\n\0",
+        "a.txt:1: not UTF-8: it is UTF-16; convert it, for example: iconv -f UTF-16LE -t UTF-8 < a.txt > NEW.txt",
+    ),
+    "UTF-16 without a mark": ("a.txt", b"x\0\n\0", "it is UTF-16; convert it, for example: iconv -f UTF-16LE"),
+    "UTF-16, the other way": ("a.jsonl", b"\0{\0}\0\n", "it is UTF-16; convert it, for example: iconv -f UTF-16BE"),
+    "gzip by another name": (
+        "a.jsonl",
+        b"\x1f\x8b\x08\0",
+        "a.jsonl:1: not UTF-8: it is compressed by gzip; convert it, for example: gunzip < a.jsonl > NEW.jsonl",
+    ),
+    "zstd by another name": ("a.jsonl", b"\x28\xb5\x2f\xfd\0", "it is compressed by zstd; convert it, for example: un"),
+    "JSON": ("a b.json", "[]", "convert the file, for example: jq -c 'arrays[], objects' 'a b.json' > 'a b'.jsonl"),
+    "compressed": ("a.jsonl.gz", b"\x1f\x8b", "convert the file, for example: gunzip a.jsonl.gz"),
     "no parquet": ("a.parquet", "x" * 99, "a.parquet: row 1: cannot be read as parquet"),
     "a later record without messages": (
         "a.jsonl",
@@ -251,8 +285,56 @@ def test_missing_datasets_name_the_shipped_ones(tmp_path):
     with pytest.raises(BadInput, match=r"^validation: nothing: no such file"):
         read.validation(from_mapping({"validation": "nothing"}))
     (tmp_path / "notes.md").write_text("x")
-    with pytest.raises(BadInput, match=r"no .*\.parquet file in this directory; found notes.md"):
+    with pytest.raises(
+        BadInput, match=r"no .*\.parquet file in this directory; found notes.md; convert them$"
+    ):
         read.training(from_mapping({"dataset": str(tmp_path)}))
+    (tmp_path / "train.json").write_text("[1, 2]")
+    with pytest.raises(
+        BadInput, match=r"found notes.md, train.json; convert them, for example: jq .* > train.jsonl$"
+    ):
+        read.training(from_mapping({"dataset": str(tmp_path)}))
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
+    assert read.training(from_mapping({"dataset": str(tmp_path)}))
+    (tmp_path / "b.jsonl.zst").write_bytes(b"x")  # some of the data, perhaps
+    with pytest.raises(BadInput, match=r"b\.jsonl\.zst: expected a name .*: unzstd b\.jsonl\.zst$"):
+        read.training(from_mapping({"dataset": str(tmp_path)}))
+
+
+@pytest.mark.skipif(not shutil.which("jq"), reason="without jq")
+def test_what_a_refusal_says_makes_a_set_of_a_file(tmp_path):
+    records = [{"text": "one, two", "n": "1"}, {"text": "drei\n\u00fc", "n": "2"}]
+    table = io.StringIO(newline="")
+    made = csv.DictWriter(table, ["text", "n"])
+    made.writeheader()
+    made.writerows(records)
+    for name, content in {
+        "list.json": json.dumps(records, indent=2).encode(),
+        "lines.json": "\n".join(map(json.dumps, records)).encode(),
+        "objects.json": b"".join(json.dumps(one, indent=2).encode() for one in records),
+        "table.csv": b"\xef\xbb\xbf" + table.getvalue().encode(),
+        "other.jsonl.gz": gzip.compress("\n".join(map(json.dumps, records)).encode()),
+        "list.jsonl": json.dumps(records, indent=2).encode(),
+        "wide.jsonl": "\n".join(map(json.dumps, records)).encode("utf-16"),
+        "small.jsonl": gzip.compress("\n".join(map(json.dumps, records)).encode()),
+    }.items():
+        folder = tmp_path / name.replace(".", "-")
+        folder.mkdir()
+        (folder / name).write_bytes(content)
+        with pytest.raises(BadInput) as refused:
+            sampled(from_mapping({"dataset": str(folder / name)}))
+        command = re.search(r"(?:for example|so by): (.*)", str(refused.value))[1]
+        subprocess.run(command, shell=True, cwd=folder, check=True)
+        (made,) = [one for one in folder.glob("*.jsonl") if one.name != name]
+        found = sampled(from_mapping({"dataset": str(made)}))
+        assert [one.text for one in found] == [one["text"] for one in records], name
+
+
+def test_files_put_together_have_marks_within(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "x"}\n\xef\xbb\xbf{"text": "y"}\n')
+    (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n")
+    found = sampled(from_mapping({"dataset": str(tmp_path)}))
+    assert [one.text for one in found] == ["x", "y", "one\ntwo\n"]
 
 
 def test_samples_of_texts_and_lines(tmp_path):
