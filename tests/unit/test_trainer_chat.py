@@ -604,6 +604,12 @@ def test_instructions_have_a_template_that_goes_with_the_model(tmp_path, make_to
     )
     assert learnt == ["A cat." + tokenizer.END_OF_TEXT]
     assert tokens.chat_template == chat.INSTRUCTION_TEMPLATE
+    more = {**record, "system": "Be brief.", "history": [["Hello?", "Yes."]]}
+    text, learnt = whole_and_learnt(prepared(tmp_path, tokens, [more]), tokens)
+    assert text.startswith(
+        "Be brief.\n\n### Instruction:\nHello?\n\n### Response:\nYes." + tokenizer.END_OF_TEXT
+    )
+    assert learnt == [one + tokenizer.END_OF_TEXT for one in ("Yes.", "A cat.")]
     own = make_tokenizer(ENDED)
     text, learnt = whole_and_learnt(prepared(tmp_path, own, [record]), own)
     assert text.startswith("<|start|>user\nName the animal.") and learnt == ["A cat.<|end|>"]

@@ -220,10 +220,30 @@ REFUSED = {
         '{"instruction": "i", "output": "o"}\n{"instruction": "i"}\n',
         "a.jsonl:2: no field 'output'; its fields are: instruction",
     ),
-    "a system beside a prompt": (
+    "two system prompts": (
         "a.jsonl",
-        '{"system": "Be a pirate.", "prompt": "Hi", "response": "Arr"}\n',
-        "a.jsonl:1: field 'system': found \"Be a pirate.\"; an instruction has none of its own: write such records as",
+        '{"system": "Be brief.", "messages": [{"role": "system", "content": "Sing."}]}\n',
+        "a.jsonl:1: field 'system': found \"Be brief.\", and another system prompt: \"Sing.\"; leave one of them away",
+    ),
+    "a system prompt that is no text": (
+        "a.jsonl",
+        '{"system": ["x"], "prompt": "Hi", "response": "Arr"}\n',
+        "a.jsonl:1: field 'system': expected a text, found [\"x\"]",
+    ),
+    "a history that is none": (
+        "a.jsonl",
+        '{"instruction": "Why?", "output": "So.", "history": [["Why?"]]}\n',
+        "a.jsonl:1: field 'history': expected pairs of texts, what was asked and answered, found [\"Why?\"]; write",
+    ),
+    "a history that is a number": (
+        "a.jsonl",
+        '{"instruction": "Why?", "output": "So.", "history": 7}\n',
+        "field 'history': expected pairs of texts, what was asked and answered, found 7",
+    ),
+    "a reasoning that may be anything": (
+        "a.jsonl",
+        '{"prompt": "Why?", "response": "So.", "reasoning": "on"}\n',
+        "field 'reasoning': found \"on\"; call it reasoning_content if the model is to think so before it answers",
     ),
     "a speaker that nobody knows": (
         "a.jsonl",
@@ -481,6 +501,38 @@ FORMS = {  # as the sets of others have it
         {"prompt": "Why?", "context": "It rains.", "response": "So."},
         [{"role": "user", "content": "Why?\n\nIt rains."}, ANSWERED],
     ),
+    "an instruction with a context, and an input": (
+        {"instruction": "Why?", "input": "It rains.", "context": "It is May.", "output": "So."},
+        [{"role": "user", "content": "Why?\n\nIt rains.\n\nIt is May."}, ANSWERED],
+    ),
+    "an instruction with a system": (
+        {"instruction": "Why?", "output": "So.", "system": "Be brief.", "history": []},
+        [SYSTEM, ASKED, ANSWERED],
+    ),
+    "an instruction with what was said before": (
+        {"instruction": "Why?", "output": "So.", "system": "", "history": [["Is it?", "It is."]]},
+        [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "It is."}, ASKED, ANSWERED],
+    ),
+    "a prompt with a system": (
+        {"prompt": "Why?", "response": "So.", "system_prompt": "Be brief."},
+        [SYSTEM, ASKED, ANSWERED],
+    ),
+    "an answer's thoughts": (
+        {"instruction": "Why?", "reasoning_content": "Hm.", "output": "So.", "reasoning": None},
+        [ASKED, {**ANSWERED, "reasoning_content": "Hm."}],
+    ),
+    "a response's thoughts": (
+        {"prompt": "Why?", "thinking": "Hm.", "response": "So."},
+        [ASKED, {**ANSWERED, "thinking": "Hm."}],
+    ),
+    "TRL, with a system": (
+        {"system": "Be brief.", "prompt": [ASKED], "completion": [ANSWERED]},
+        [SYSTEM, ASKED, ANSWERED],
+    ),
+    "ShareGPT, with the same system twice": (
+        {"system_prompt": "Be brief.", "conversations": [{"from": "system", "value": "Be brief.\n"}, *TURNS]},
+        [{**SYSTEM, "content": "Be brief.\n"}, ASKED, ANSWERED],
+    ),
     "messages that are none, and conversations": (
         {"messages": None, "conversations": TURNS},
         [ASKED, ANSWERED],
@@ -526,10 +578,10 @@ def test_the_forms_of_others_are_read_as_they_are(tmp_path, name, suffix):
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record]), path)
     (sample,) = sampled(from_mapping({"dataset": str(path)}))
     assert sample.messages == messages
-    # A field that holds a plain text goes before them.
+    # A field that holds a plain text goes before them, but for Alpaca's.
     write_lines(tmp_path / "b.jsonl", [{**record, "text": "plain"}])
     (sample,) = sampled(from_mapping({"dataset": str(tmp_path / "b.jsonl")}))
-    assert sample.text == "plain"
+    assert sample.text == ("" if {"instruction", "output"} <= set(record) else "plain")
 
 
 def test_the_first_record_or_the_setting_says_what_records_are(tmp_path):
@@ -556,6 +608,16 @@ def test_the_first_record_or_the_setting_says_what_records_are(tmp_path):
     (tmp_path / "b.txt").write_text("words")
     with pytest.raises(BadInput, match=r"data_format is chat, and a \.txt file has no records"):
         sampled(from_mapping({"dataset": str(tmp_path / "b.txt"), "data_format": "chat"}))
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize("name", ["system", "system_prompt"])
+def test_messages_are_led_by_the_system_prompt_beside_them(tmp_path, name, suffix):
+    record = {"messages": [ASKED, ANSWERED], name: "Be brief."}
+    write_lines(tmp_path / "a.jsonl", [record])
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record]), tmp_path / "a.parquet")
+    (sample,) = sampled(from_mapping({"dataset": str(tmp_path / f"a.{suffix}")}))
+    assert sample.messages == [SYSTEM, ASKED, ANSWERED]
 
 
 def test_messages_are_as_templates_want_them(tmp_path):

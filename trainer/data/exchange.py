@@ -11,11 +11,9 @@ import itertools
 import json
 import re
 
-from trainer.data.records import Sample
+from trainer.data.records import THOUGHTS, Sample
 from trainer.errors import BadInput
 
-# An answer's thoughts, by the names of a message's field; transformers takes one for another.
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 MORE = "\ue000"  # a private character, put into a message to see where it stands
 MARK = re.compile(f"{MORE}([0-9]+){MORE}")

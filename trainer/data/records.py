@@ -45,6 +45,8 @@ PAIRS = (
 )
 ABOUT = ("input", "context")
 SYSTEMS = ("system", "system_prompt")
+# An answer's thoughts, by the names of a message's field; transformers takes one for another.
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 # Who speaks in ShareGPT's conversations, and in what came of them.
 SPEAKERS = {
     "system": ("system",),
@@ -97,8 +99,8 @@ def columns(kind: str, config: Config) -> tuple[list[str], list[str]]:
     """The fields that such records are read for: those that each has, and those that it may have."""
     return {
         "text": ([config.text_field], []),
-        "instruction": (["instruction", "output"], ["input"]),
-        "chat": (["messages"], ["tools", "conversations", "system"]),
+        "instruction": (["instruction", "output"], [*ABOUT, *SYSTEMS, "history", *THOUGHTS]),
+        "chat": (["messages"], ["tools", "conversations", *SYSTEMS]),
     }[kind]
 
 
@@ -138,17 +140,58 @@ def _instruction(where: str, record: dict, config: Config) -> dict:
                 "and, if need be, input; data_format says what records are where the first one misleads"
             )
     question, answer = _string(where, record, asks), _string(where, record, answers)
-    is_alpaca = (asks, answers) == PAIRS[0]  # read so before the others were
-    for name in ABOUT[:1] if is_alpaca else ABOUT:
+    for name in ABOUT:
         if record.get(name) not in (None, ""):
             question = f"{question}\n\n{_string(where, record, name)}"
-    for name in () if is_alpaca else SYSTEMS:
-        if record.get(name):
+    said = [
+        *_history(where, record),
+        _said("user", question),
+        {**_said("assistant", answer), **_thoughts(where, record)},
+    ]
+    return {"messages": _led(where, record, said)}
+
+
+def _said(role: str, content: str) -> dict:
+    return {"role": role, "content": content}
+
+
+def _history(where: str, record: dict) -> list[dict]:
+    """What was asked and answered before, in pairs: as LLaMA-Factory has it, whose answers are learnt, too."""
+    turns, said = record.get("history") or [], []
+    for turn in turns if isinstance(turns, list) else [turns]:
+        if not isinstance(turn, list) or len(turn) != 2 or not all(isinstance(one, str) for one in turn):
             raise BadInput(
-                f"{where}: field '{name}': found {_short(record[name])}; an instruction has none of its own: write "
-                "such records as messages, of which the first has the role system"
+                f"{where}: field 'history': expected pairs of texts, what was asked and answered, found "
+                f"{_short(turn)}; write such records as messages, or leave the field away"
             )
-    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+        said += [_said("user", turn[0]), _said("assistant", turn[1])]
+    return said
+
+
+def _thoughts(where: str, record: dict) -> dict:
+    """What the answer's model has thought, where a field is surely that."""
+    if record.get("reasoning"):
+        raise BadInput(
+            f"{where}: field 'reasoning': found {_short(record['reasoning'])}; call it {THOUGHTS[0]} if "
+            "the model is to think so before it answers, else leave it away"
+        )
+    return {name: _string(where, record, name) for name in THOUGHTS if record.get(name)}
+
+
+def _led(where: str, record: dict, messages: list[dict]) -> list[dict]:
+    """The messages, led by the system prompt that the record has beside them."""
+    for name in SYSTEMS:
+        if record.get(name) in (None, ""):
+            continue
+        prompt, first = _string(where, record, name), messages[0]
+        if first["role"] not in ("system", "developer"):
+            messages = [_said("system", prompt), *messages]
+        elif first["content"].strip() != prompt.strip():
+            raise BadInput(
+                f"{where}: field '{name}': found {_short(prompt)}, and another system prompt: "
+                f"{_short(first['content'])}; leave one of them away"
+            )
+    return messages
 
 
 def _chat(where: str, record: dict, config: Config) -> dict:
@@ -163,8 +206,9 @@ def _chat(where: str, record: dict, config: Config) -> dict:
         )
     if not isinstance(messages, list) or not messages:
         raise BadInput(f"{where}: field 'messages': expected a list of messages, found {_short(messages)}")
+    said = [_message(f"{where}: messages[{n}]", one) for n, one in enumerate(messages)]
     return {
-        "messages": [_message(f"{where}: messages[{n}]", one) for n, one in enumerate(messages)],
+        "messages": _led(where, record, said),
         "tools": _tools(where, record.get("tools")),
     }
 
@@ -174,8 +218,7 @@ def _conversation(where: str, record: dict) -> list | None:
     turns = record.get("conversations")
     if not isinstance(turns, list):
         return None
-    said = [{"role": "system", "content": record["system"]}] if record.get("system") else []
-    return said + [_turn(f"{where}: conversations[{n}]", one) for n, one in enumerate(turns)]
+    return [_turn(f"{where}: conversations[{n}]", one) for n, one in enumerate(turns)]
 
 
 def _turn(where: str, turn):
