@@ -145,7 +145,7 @@ REFUSED = {
         "a.jsonl:2: no field 'messages'; its fields are: text",
     ),
     "no messages": ("a.jsonl", CHAT + '{"messages": []}\n', "a.jsonl:2: field 'messages': expected a list"),
-    "no role": ("a.jsonl", '{"messages": [{"from": "me"}]}\n', 'a.jsonl:1: messages[0]: expected an object'),
+    "no role": ("a.jsonl", '{"messages": [{"author": "me"}]}\n', "a.jsonl:1: messages[0]: expected an object"),
     "no content": ("a.jsonl", '{"messages": [{"role": "user"}]}\n', "messages[0]: content: expected a text"),
     "a picture": (
         "a.jsonl",
@@ -248,7 +248,7 @@ REFUSED = {
     "a speaker that nobody knows": (
         "a.jsonl",
         '{"conversations": [{"from": "narrator", "value": "hi"}]}\n',
-        'a.jsonl:1: conversations[0]: from: found "narrator"; expected one of: system, human, user, gpt,',
+        'a.jsonl:1: conversations[0]: from: found "narrator"; expected one of: system, human, user, prompter, gpt,',
     ),
     "a speaker that is none": (
         "a.jsonl",
@@ -258,7 +258,27 @@ REFUSED = {
     "a turn without a word": (
         "a.jsonl",
         '{"conversations": [{"from": "human", "text": "hi"}]}\n',
-        "a.jsonl:1: messages[0]: content: expected a text, found null",
+        "conversations[0]: content: expected a text, found null; its fields are: from, text. Name so what is said, or",
+    ),
+    "a tool's result that is an object": (
+        "a.jsonl",
+        '{"messages": [{"role": "tool", "content": {"degrees": 3}}]}\n',
+        'messages[0]: content: expected a text, found {"degrees": 3}; write it as JSON in a text',
+    ),
+    "a part that is a thought": (
+        "a.jsonl",
+        '{"messages": [{"role": "assistant", "content": [{"type": "reasoning", "text": "Hm."}]}]}\n',
+        "messages[0]: content: expected text or parts of text, found [",
+    ),
+    "messages that are columns": (
+        "a.jsonl",
+        '{"messages": {"role": ["user"], "content": ["hi"]}}\n',
+        "a.jsonl:1: field 'messages': expected a list of messages, found {",
+    ),
+    "messages in bad JSON": (
+        "a.jsonl",
+        '{"conversations": "[{"}\n',
+        "a.jsonl:1: field 'conversations': not JSON: [{; expected a list of messages",
     ),
     "a function_call that is no JSON": (
         "a.jsonl",
@@ -268,7 +288,7 @@ REFUSED = {
     "a conversation of nothing": (
         "a.jsonl",
         '{"conversations": []}\n',
-        "a.jsonl:1: field 'messages': expected a list of messages, found []",
+        "a.jsonl:1: field 'conversations': expected a list of messages, found []",
     ),
     "a later record without a completion": (
         "a.jsonl",
@@ -547,6 +567,38 @@ FORMS = {  # as the sets of others have it
         {"system": None, "conversations": [{"from": "system", "value": "Be brief."}, *TURNS]},
         [SYSTEM, ASKED, ANSWERED],
     ),
+    "a conversation of messages": (
+        {"conversation_id": "1", "conversation": [{**ASKED, "toxic": False}, {**ANSWERED, "toxic": False}]},
+        [{**ASKED, "toxic": False}, {**ANSWERED, "toxic": False}],
+    ),
+    "turns that are JSON": ({"conversations": json.dumps(TURNS)}, [ASKED, ANSWERED]),
+    "turns in capitals": (
+        {"conversations": [{"from": "Human", "value": "Why?"}, {"from": "GPT", "value": "So."}]},
+        [ASKED, ANSWERED],
+    ),
+    "turns by half of their names": (
+        {"conversations": [{"from": "human", "content": "Why?"}, {"role": "assistant", "value": "So."}]},
+        [ASKED, ANSWERED],
+    ),
+    "a turn with thoughts, and one with a call": (
+        {
+            "conversations": [
+                TURNS[0],
+                {"from": "gpt", "tool_calls": [FOUND], "weight": 1},
+                {**TURNS[1], "reasoning_content": "Hm."},
+            ]
+        },
+        [
+            ASKED,
+            {"role": "assistant", "content": "", "tool_calls": [FOUND], "weight": 1},
+            {**ANSWERED, "reasoning_content": "Hm."},
+        ],
+    ),
+    "a text that is none, and a conversation": ({"text": None, "conversations": TURNS}, [ASKED, ANSWERED]),
+    "an instruction that is none, and a question": (
+        {"instruction": None, "output": None, "question": "Why?", "answer": "So."},
+        [ASKED, ANSWERED],
+    ),
     "conversations of messages": ({"conversations": [ASKED, ANSWERED]}, [ASKED, ANSWERED]),
     "ShareGPT, with tools": (
         {
@@ -581,7 +633,7 @@ def test_the_forms_of_others_are_read_as_they_are(tmp_path, name, suffix):
     # A field that holds a plain text goes before them, but for Alpaca's.
     write_lines(tmp_path / "b.jsonl", [{**record, "text": "plain"}])
     (sample,) = sampled(from_mapping({"dataset": str(tmp_path / "b.jsonl")}))
-    assert sample.text == ("" if {"instruction", "output"} <= set(record) else "plain")
+    assert sample.text == ("" if record.get("instruction") and record.get("output") else "plain")
 
 
 def test_the_first_record_or_the_setting_says_what_records_are(tmp_path):
@@ -618,6 +670,53 @@ def test_messages_are_led_by_the_system_prompt_beside_them(tmp_path, name, suffi
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record]), tmp_path / "a.parquet")
     (sample,) = sampled(from_mapping({"dataset": str(tmp_path / f"a.{suffix}")}))
     assert sample.messages == [SYSTEM, ASKED, ANSWERED]
+
+
+MESSAGES = {  # as others have them
+    "Cohere": [
+        {"role": "System", "content": "Be brief."},
+        {"role": "User", "content": "Why?"},
+        {"role": "Chatbot", "content": "So."},
+    ],
+    "ShareGPT's roles": [SYSTEM, {"role": "human", "content": "Why?"}, {"role": "gpt", "content": "So."}],
+    "ShareGPT": [{"from": "system", "value": "Be brief."}, *TURNS],
+    "Gemini's role": [SYSTEM, ASKED, {"role": "model", "content": "So."}],
+    "LangChain": [SYSTEM, {"role": "human", "content": "Why?"}, {"role": "ai", "content": "So."}],
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+@pytest.mark.parametrize("as_text", [False, True])
+def test_messages_of_others_have_the_roles_that_templates_know(tmp_path, name, as_text):
+    """By another name an answer would not be learnt as one, and the template would write that name out."""
+    found = json.dumps(MESSAGES[name]) if as_text else MESSAGES[name]
+    config = from_mapping({"dataset": write_lines(tmp_path / "a.jsonl", [{"messages": found}])})
+    assert [one.messages for one in sampled(config)] == [[SYSTEM, ASKED, ANSWERED]]
+
+
+def test_roles_of_tools(tmp_path):
+    """A call that is a message of its own, as ms-swift has it; what a template may know by its name stays so."""
+    call = {"role": "tool_call", "content": json.dumps(FOUND)}
+    said = [
+        ASKED,
+        call,
+        {"role": "tool_response", "content": "mat"},
+        {"role": "observation", "content": "hat"},
+    ]
+    config = from_mapping({"dataset": write_lines(tmp_path / "a.jsonl", [{"messages": said}])})
+    (sample,) = sampled(config)
+    assert sample.messages == [
+        ASKED,
+        {"role": "assistant", "content": "", "tool_calls": [FOUND]},
+        {"role": "tool", "content": "mat"},
+        {"role": "observation", "content": "hat"},
+    ]
+
+
+def test_a_text_may_be_called_messages(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", [{"messages": "[{ words"}, {"messages": "[]"}])
+    found = sampled(from_mapping({"dataset": path, "text_field": "messages"}))
+    assert [one.text for one in found] == ["[{ words", "[]"]
 
 
 def test_messages_are_as_templates_want_them(tmp_path):

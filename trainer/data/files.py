@@ -122,7 +122,9 @@ def _jsonl(path: Path) -> Iterator[tuple[int, dict]]:
         except ValueError as error:
             raise BadInput(f"{where}: not JSON: {error}; expected one JSON object a line") from None
         if not isinstance(record, dict):
-            others = _a_line_each(path) if isinstance(record, list) else ""
+            others = ""
+            if isinstance(record, list) and any(isinstance(one, dict) for one in record):
+                others = _a_line_each(path)
             raise BadInput(
                 f'{where}: expected a JSON object like {{"text": "…"}}, found {line.strip()[:40]}{others}'
             )

@@ -1,6 +1,7 @@
 """Raw records to samples: plain text, an instruction with its answer, or a chat. Imported by the controller."""
 
 import json
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,37 +45,48 @@ PAIRS = (
     ("question", "answer"),
 )
 ABOUT = ("input", "context")
+CHATS = ("messages", "conversations", "conversation")
+LIST_OF_OBJECTS = re.compile(r"\s*\[\s*\{")
 SYSTEMS = ("system", "system_prompt")
 # An answer's thoughts, by the names of a message's field; transformers takes one for another.
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 # Who speaks in ShareGPT's conversations, and in what came of them.
 SPEAKERS = {
     "system": ("system",),
-    "user": ("human", "user"),
-    "assistant": ("gpt", "assistant", "chatgpt", "bot", "model", "function_call"),
-    "tool": ("tool", "observation", "function_response"),
+    "user": ("human", "user", "prompter"),
+    "assistant": ("gpt", "assistant", "chatgpt", "bot", "chatbot", "ai", "model", "bing", "bard"),
+    "tool": ("tool", "observation", "function_response", "tool_response"),
 }
 ROLES = {name: role for role, names in SPEAKERS.items() for name in names}
+CALLERS = ("function_call", "tool_call")  # an assistant, who says nothing but the call
 
 
 def kind(record: dict, config: Config) -> str:
     """What records like this one are: text, instruction or chat; `data_format`, or told by the fields."""
     if config.data_format != "auto":
         return config.data_format
-    if isinstance(record.get("messages"), list):
+    if _is_chat(record, CHATS[0], config):
         return "chat"
-    if set(PAIRS[0]) <= set(record):
+    if _pair(record) == PAIRS[0]:
         return "instruction"
-    if config.text_field in record:
+    if record.get(config.text_field) is not None:
         return "text"
-    if isinstance(record.get("conversations"), list) or _pair_of_messages(record):
+    if any(_is_chat(record, name, config) for name in CHATS) or _pair_of_messages(record):
         return "chat"
     return "instruction" if _pair(record) else "text"
 
 
+def _is_chat(record: dict, name: str, config: Config) -> bool:
+    """Whether a field holds messages, or JSON that does: parquet has no free form. Of what is none, reading says so."""
+    value = record.get(name)
+    if isinstance(value, str):
+        return name != config.text_field and bool(LIST_OF_OBJECTS.match(value))
+    return isinstance(value, list | dict)
+
+
 def _pair(record: dict) -> tuple[str, str] | None:
     """By which of PAIRS the record has its instruction and its answer."""
-    return next((one for one in PAIRS if set(one) <= set(record)), None)
+    return next((one for one in PAIRS if all(record.get(name) is not None for name in one)), None)
 
 
 def _pair_of_messages(record: dict) -> list | None:
@@ -92,15 +104,15 @@ OF_PAIRS = tuple(dict.fromkeys(name for pair in PAIRS for name in pair))
 
 def telling(config: Config) -> tuple[str, ...]:
     """The fields by which `kind` tells."""
-    return ("messages", "conversations", *OF_PAIRS, config.text_field)
+    return (*CHATS, *OF_PAIRS, config.text_field)
 
 
 def columns(kind: str, config: Config) -> tuple[list[str], list[str]]:
     """The fields that such records are read for: those that each has, and those that it may have."""
     return {
         "text": ([config.text_field], []),
-        "instruction": (["instruction", "output"], [*ABOUT, *SYSTEMS, "history", *THOUGHTS]),
-        "chat": (["messages"], ["tools", "conversations", *SYSTEMS]),
+        "instruction": (["instruction", "output"], [*OF_PAIRS, *ABOUT, *SYSTEMS, "history", *THOUGHTS]),
+        "chat": (["messages"], ["tools", *CHATS[1:], *SYSTEMS]),
     }[kind]
 
 
@@ -195,50 +207,52 @@ def _led(where: str, record: dict, messages: list[dict]) -> list[dict]:
 
 
 def _chat(where: str, record: dict, config: Config) -> dict:
-    messages = record.get("messages")
-    if messages is None:
-        messages = _conversation(where, record)
-        messages = _pair_of_messages(record) if messages is None else messages
+    field = next((name for name in CHATS if record.get(name) is not None), CHATS[0])
+    messages = _from_json(f"{where}: field '{field}'", record.get(field), "a list of messages")
+    messages = _pair_of_messages(record) if messages is None else messages
     if messages is None and "messages" not in record:
         raise BadInput(
             f"{where}: no field 'messages'; {_there(record)}. A chat record has messages, each with role and "
             "content; data_format says what records are where the first one misleads"
         )
     if not isinstance(messages, list) or not messages:
-        raise BadInput(f"{where}: field 'messages': expected a list of messages, found {_short(messages)}")
-    said = [_message(f"{where}: messages[{n}]", one) for n, one in enumerate(messages)]
+        raise BadInput(f"{where}: field '{field}': expected a list of messages, found {_short(messages)}")
+    said = [_message(f"{where}: {field}[{n}]", one) for n, one in enumerate(messages)]
     return {
         "messages": _led(where, record, said),
         "tools": _tools(where, record.get("tools")),
     }
 
 
-def _conversation(where: str, record: dict) -> list | None:
-    """The messages of a record in ShareGPT's form, which has who speaks (`from`) and what (`value`)."""
-    turns = record.get("conversations")
-    if not isinstance(turns, list):
-        return None
-    return [_turn(f"{where}: conversations[{n}]", one) for n, one in enumerate(turns)]
-
-
-def _turn(where: str, turn):
-    if not isinstance(turn, dict) or "from" not in turn:
-        return turn  # a message, perhaps
-    speaker, value = turn["from"], turn.get("value")
-    if not isinstance(speaker, str) or speaker not in ROLES:
-        raise BadInput(f"{where}: from: found {_short(speaker)}; expected one of: {', '.join(ROLES)}")
-    if speaker != "function_call":
-        return {"role": ROLES[speaker], "content": value}
-    calls = _from_json(f"{where}: value", value, "a call of a tool")
-    return {"role": "assistant", "content": "", "tool_calls": calls if isinstance(calls, list) else [calls]}
+def _named(where: str, message: dict) -> dict:
+    """The message with `role` and `content`, ShareGPT's `from` and `value`, and with a role that templates know."""
+    said = {name: value for name, value in message.items() if value is not None}  # as parquet fills gaps
+    is_turn = "role" not in said and "from" in said
+    role = said.pop("from") if is_turn else said.get("role")
+    known = role.lower() if isinstance(role, str) else None
+    if is_turn and known not in (*ROLES, *CALLERS):
+        raise BadInput(
+            f"{where}: from: found {_short(role)}; expected one of: {', '.join((*ROLES, *CALLERS))}"
+        )
+    what = "value" if "value" in said and "content" not in said else "content"
+    if what == "value":
+        said["content"] = said.pop("value")
+    if known in CALLERS:
+        calls = _from_json(f"{where}: {what}", said.get("content"), "a call of a tool")
+        calls = calls if isinstance(calls, list) else [calls]
+        return {**said, "role": "assistant", "content": "", "tool_calls": calls}
+    if known in ROLES and (is_turn or known != "observation"):  # GLM's templates know this one as a role
+        said["role"] = ROLES[known]
+    return said
 
 
 def _message(where: str, message) -> dict:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+    there = _there(message) if isinstance(message, dict) else ""
+    message = _named(where, message) if there else message
+    if not there or not isinstance(message.get("role"), str):
         raise BadInput(
             f'{where}: expected an object like {{"role": "user", "content": "…"}}, found {_short(message)}'
         )
-    message = {name: value for name, value in message.items() if value is not None}  # as parquet fills gaps
     if message.get("function_call"):
         raise BadInput(
             f"{where}: function_call: found {_short(message['function_call'])}; expected tool_calls, a list such as "
@@ -248,15 +262,26 @@ def _message(where: str, message) -> dict:
         message["tool_calls"] = _tool_calls(f"{where}: tool_calls", message["tool_calls"])
     content = message.get("content", "" if message.get("tool_calls") else None)
     if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, dict) else None for part in content]
+        parts = [_part(one) for one in content]
         if not all(isinstance(part, str) for part in parts):
             raise BadInput(
                 f"{where}: content: expected text or parts of text, found {_short(content)}; only text is trained on"
             )
         content = "".join(parts)
     if not isinstance(content, str):
-        raise BadInput(f"{where}: content: expected a text, found {_short(content)}")
+        cure = (
+            f"{there}. Name so what is said, or leave such records away"
+            if content is None
+            else "write it as JSON in a text"
+        )
+        raise BadInput(f"{where}: content: expected a text, found {_short(content)}; {cure}")
     return {**message, "content": content}
+
+
+def _part(part):
+    """The text of one of a content's parts; None where it is another thing, or a thought, which is no answer."""
+    kinds = ("text", "input_text", "output_text")
+    return part.get("text") if isinstance(part, dict) and part.get("type", "text") in kinds else None
 
 
 def _tool_calls(where: str, calls) -> list[dict]:
