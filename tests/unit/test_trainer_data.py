@@ -245,6 +245,43 @@ REFUSED = {
         '{"prompt": "Why?", "response": "So.", "reasoning": "on"}\n',
         "field 'reasoning': found \"on\"; call it reasoning_content if the model is to think so before it answers",
     ),
+    "two answers": (
+        "a.jsonl",
+        '{"question": "Why?", "answer": "42", "solution": "As 6 times 7 is 42."}\n',
+        "field 'solution': found \"As 6 times 7 is 42.\"; it may be meant instead of 'question' or 'answer'",
+    ),
+    "two answers, both long": (
+        "a.jsonl",
+        '{"instruction": "Why?", "output": "So.", "response": "Because."}\n',
+        "a.jsonl:1: field 'response': found \"Because.\"; it may be meant instead of 'instruction' or 'output', or",
+    ),
+    "a question beside an instruction": (
+        "a.jsonl",
+        '{"instruction": "Be a doctor.", "question": "Why?", "response": "So."}\n',
+        "a.jsonl:1: field 'question': found \"Why?\"; it may be meant instead of 'instruction' or 'response', or",
+    ),
+    "an answer that is bad": (
+        "a.jsonl",
+        '{"prompt": "?", "completion": "So.", "label": true}\n{"prompt": "?", "completion": "No.", "label": false}\n',
+        "a.jsonl:2: field 'label': found false, which says that the answer is bad, and it would be learnt; leave",
+    ),
+    "a chat that is bad": ("a.jsonl", CHAT[:-2] + ', "kto_tag": false}\n', "field 'kto_tag': found false, which"),
+    "a preference": (
+        "a.jsonl",
+        '{"conversations": [{"from": "human", "value": "Why?"}], "chosen": {"value": "So."}, "rejected": 1}\n',
+        "field 'chosen': found {\"value\": \"So.\"}, and no answer at the end of 'conversations'; only what is in",
+    ),
+    "a chat among texts": (
+        "a.jsonl",
+        '{"text": "x"}\n' + CHAT,
+        "a.jsonl:2: no field 'text'; its fields are: messages. This is a chat record: give those of each kind as a",
+    ),
+    "a text among chats": ("a.jsonl", CHAT + '{"text": "x"}\n', "content. This is a text record: give those"),
+    "an answer that is a number": (
+        "a.jsonl",
+        '{"question": "6 times 7?", "answer": 42}\n',
+        "a.jsonl:1: field 'answer': expected a text, found 42; write it as a text",
+    ),
     "a speaker that nobody knows": (
         "a.jsonl",
         '{"conversations": [{"from": "narrator", "value": "hi"}]}\n',
@@ -561,6 +598,34 @@ FORMS = {  # as the sets of others have it
     "TRL, messages": ({"prompt": [SYSTEM, ASKED], "completion": [ANSWERED]}, [SYSTEM, ASKED, ANSWERED]),
     "a prompt and a response": ({"prompt": "Why?", "response": "So."}, [ASKED, ANSWERED]),
     "a question and an answer": ({"question": "Why?", "answer": "So."}, [ASKED, ANSWERED]),
+    "OpenOrca": ({"system_prompt": "", "question": "Why?", "response": "So."}, [ASKED, ANSWERED]),
+    "a query and a response": (
+        {
+            "query": "Why?",
+            "response": "So.",
+            "original_question": "?",
+            "system": "Be brief.",
+            "history": None,
+        },
+        [SYSTEM, ASKED, ANSWERED],
+    ),
+    "a problem with its solution, and the result": (
+        {"problem": "Why?", "solution": "So.", "answer": "42", "level": "5"},
+        [ASKED, ANSWERED],
+    ),
+    "an instruction in a template, and a result": (
+        {"instruction": "Why?", "input": "", "output": "So.", "prompt": "### Why? ### So.", "answer": "42"},
+        [ASKED, ANSWERED],
+    ),
+    "what is there already, once more": (
+        {"instruction": "Why?", "response": "So.", "question": "Why", "solution": "So"},
+        [ASKED, ANSWERED],
+    ),
+    "TRL, judged good": ({"prompt": "Why?", "completion": "So.", "label": True}, [ASKED, ANSWERED]),
+    "a preference with its answer": (
+        {"conversations": TURNS, "chosen": TURNS[1], "rejected": TURNS[1]},
+        [ASKED, ANSWERED],
+    ),
     "ShareGPT": ({"id": 3, "conversations": TURNS}, [ASKED, ANSWERED]),
     "ShareGPT, with a system": ({"system": "Be brief.", "conversations": TURNS}, [SYSTEM, ASKED, ANSWERED]),
     "ShareGPT, with a system's turn": (

@@ -43,6 +43,9 @@ PAIRS = (
     ("prompt", "completion"),
     ("prompt", "response"),
     ("question", "answer"),
+    ("question", "response"),
+    ("query", "response"),
+    ("problem", "solution"),
 )
 ABOUT = ("input", "context")
 CHATS = ("messages", "conversations", "conversation")
@@ -63,8 +66,10 @@ CALLERS = ("function_call", "tool_call")  # an assistant, who says nothing but t
 
 def kind(record: dict, config: Config) -> str:
     """What records like this one are: text, instruction or chat; `data_format`, or told by the fields."""
-    if config.data_format != "auto":
-        return config.data_format
+    return _told(record, config) if config.data_format == "auto" else config.data_format
+
+
+def _told(record: dict, config: Config) -> str:
     if _is_chat(record, CHATS[0], config):
         return "chat"
     if _pair(record) == PAIRS[0]:
@@ -100,6 +105,7 @@ CALL = '{"function": {"name": "…", "arguments": {…}}}'
 BESIDE = ("name", "arguments", "id", "type", "index")  # what says nothing of what a tool is given
 AROUND = ("function", "name", "id", "type", "index")  # the same of a call around its function
 OF_PAIRS = tuple(dict.fromkeys(name for pair in PAIRS for name in pair))
+JUDGED = ("label", "kto_tag")  # TRL's and LLaMA-Factory's word on an answer, true or false
 
 
 def telling(config: Config) -> tuple[str, ...]:
@@ -111,8 +117,11 @@ def columns(kind: str, config: Config) -> tuple[list[str], list[str]]:
     """The fields that such records are read for: those that each has, and those that it may have."""
     return {
         "text": ([config.text_field], []),
-        "instruction": (["instruction", "output"], [*OF_PAIRS, *ABOUT, *SYSTEMS, "history", *THOUGHTS]),
-        "chat": (["messages"], ["tools", *CHATS[1:], *SYSTEMS]),
+        "instruction": (
+            ["instruction", "output"],
+            [*OF_PAIRS, *ABOUT, *SYSTEMS, "history", *THOUGHTS, *JUDGED],
+        ),
+        "chat": (["messages"], ["tools", *CHATS[1:], *SYSTEMS, *JUDGED]),
     }[kind]
 
 
@@ -134,11 +143,34 @@ def sample(path: Path, number: int, record: dict, kind: str, config: Config) -> 
     return Sample(path, number, **made)
 
 
+def _is_wanted(where: str, record: dict) -> None:
+    """Raise BadInput for an answer that is there for being bad."""
+    for name in JUDGED:
+        if record.get(name) is False:
+            raise BadInput(
+                f"{where}: field '{name}': found false, which says that the answer is bad, and it would be "
+                "learnt; leave away such records, or the field"
+            )
+
+
+MISLED = "; data_format says what records are where the first one misleads"
+
+
+def _apart(record: dict, config: Config, expected: str) -> str:
+    """What helps where a record is of another kind than its set; "" where it is of none that is known."""
+    told = expected if config.data_format != "auto" else _told(record, config)
+    if told == expected or (told == "text" and config.text_field not in record):
+        return ""
+    return f". This is a {told} record: give those of each kind as a set of their own: dataset: ONE,OTHER"
+
+
 def _text(where: str, record: dict, config: Config) -> dict:
     if config.text_field not in record:
+        cure = (
+            ". Set text_field to one of them, or give records with instruction and output, or with messages"
+        )
         raise BadInput(
-            f"{where}: no field '{config.text_field}'; {_there(record)}. Set text_field to one of them, or give "
-            "records with instruction and output, or with messages"
+            f"{where}: no field '{config.text_field}'; {_there(record)}{_apart(record, config, 'text') or cure}"
         )
     return {"text": _string(where, record, config.text_field)}
 
@@ -149,12 +181,22 @@ def _instruction(where: str, record: dict, config: Config) -> dict:
         if field not in record:
             raise BadInput(
                 f"{where}: no field '{field}'; {_there(record)}. An instruction record has instruction, output "
-                "and, if need be, input; data_format says what records are where the first one misleads"
+                f"and, if need be, input{_apart(record, config, 'instruction') or MISLED}"
             )
+    _is_wanted(where, record)
     question, answer = _string(where, record, asks), _string(where, record, answers)
     for name in ABOUT:
         if record.get(name) not in (None, ""):
             question = f"{question}\n\n{_string(where, record, name)}"
+    # Beside others a `prompt` is mostly the question once more, with a template, and an `answer` the result in short.
+    for name in OF_PAIRS:
+        other = record.get(name)
+        is_beside = isinstance(other, str) and name not in (asks, answers, "prompt", "answer")
+        if is_beside and other not in question and other not in answer:
+            raise BadInput(
+                f"{where}: field '{name}': found {_short(other)}; it may be meant instead of '{asks}' or '{answers}', "
+                "or with them: leave away what is not to be learnt, or write such records as messages"
+            )
     said = [
         *_history(where, record),
         _said("user", question),
@@ -213,11 +255,17 @@ def _chat(where: str, record: dict, config: Config) -> dict:
     if messages is None and "messages" not in record:
         raise BadInput(
             f"{where}: no field 'messages'; {_there(record)}. A chat record has messages, each with role and "
-            "content; data_format says what records are where the first one misleads"
+            f"content{_apart(record, config, 'chat') or MISLED}"
         )
     if not isinstance(messages, list) or not messages:
         raise BadInput(f"{where}: field '{field}': expected a list of messages, found {_short(messages)}")
+    _is_wanted(where, record)
     said = [_message(f"{where}: {field}[{n}]", one) for n, one in enumerate(messages)]
+    if field != CHATS[0] and record.get("chosen") and said[-1]["role"] != "assistant":
+        raise BadInput(
+            f"{where}: field 'chosen': found {_short(record['chosen'])}, and no answer at the end of '{field}'; "
+            "only what is in there is learnt: write the answer into it"
+        )
     return {
         "messages": _led(where, record, said),
         "tools": _tools(where, record.get("tools")),
@@ -352,7 +400,8 @@ def _is_json(where: str, value) -> None:
 
 def _string(where: str, record: dict, field: str) -> str:
     if not isinstance(record[field], str):
-        raise BadInput(f"{where}: field '{field}': expected a text, found {_short(record[field])}")
+        cure = "leave such records away" if record[field] is None else "write it as a text"
+        raise BadInput(f"{where}: field '{field}': expected a text, found {_short(record[field])}; {cure}")
     return record[field]
 
 
