@@ -302,6 +302,11 @@ REFUSED = {
         '{"messages": [{"role": "tool", "content": {"degrees": 3}}]}\n',
         'messages[0]: content: expected a text, found {"degrees": 3}; write it as JSON in a text',
     ),
+    "half a weight": (
+        "a.jsonl",
+        '{"messages": [{"role": "assistant", "content": "So.", "weight": 0.5}]}\n',
+        "messages[0]: weight: found 0.5; expected 1, or 0 for an answer that is not to be learnt",
+    ),
     "a part that is a thought": (
         "a.jsonl",
         '{"messages": [{"role": "assistant", "content": [{"type": "reasoning", "text": "Hm."}]}]}\n',

@@ -306,6 +306,11 @@ def _message(where: str, message) -> dict:
             f"{where}: function_call: found {_short(message['function_call'])}; expected tool_calls, a list such as "
             f"[{CALL}], which is what templates read"
         )
+    if message.get("weight", 1) not in (0, 1):
+        raise BadInput(
+            f"{where}: weight: found {_short(message['weight'])}; expected 1, or 0 for an answer that is not "
+            "to be learnt"
+        )
     if "tool_calls" in message:
         message["tool_calls"] = _tool_calls(f"{where}: tool_calls", message["tool_calls"])
     content = message.get("content", "" if message.get("tool_calls") else None)
