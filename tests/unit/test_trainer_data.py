@@ -337,9 +337,14 @@ REFUSED = {
         '{"prompt": "i", "completion": "o"}\n{"prompt": "i"}\n',
         "a.jsonl:2: no field 'instruction'; its fields are: prompt",
     ),
-    "a prompt of messages and a completion of text": (
+    "a response of two texts": (
         "a.jsonl",
-        '{"prompt": [{"role": "user", "content": "i"}], "completion": "o"}\n',
+        '{"prompt": "Why?", "response": ["So.", "No."]}\n',
+        'a.jsonl:1: field \'response\': expected a text, found ["So.", "No."]; write it as a text',
+    ),
+    "a prompt of messages and a completion that is a number": (
+        "a.jsonl",
+        '{"prompt": [{"role": "user", "content": "i"}], "completion": 3}\n',
         "a.jsonl:1: field 'prompt': expected a text, found [{",
     ),
     "an input that is no text": (
@@ -601,6 +606,11 @@ FORMS = {  # as the sets of others have it
     ),
     "TRL": ({"prompt": "Why?", "completion": "So."}, [ASKED, ANSWERED]),
     "TRL, messages": ({"prompt": [SYSTEM, ASKED], "completion": [ANSWERED]}, [SYSTEM, ASKED, ANSWERED]),
+    "a prompt of messages and a text that answers": (
+        {"prompt": [SYSTEM, ASKED], "completion": "So."},
+        [SYSTEM, ASKED, ANSWERED],
+    ),
+    "a text that asks, and messages": ({"prompt": "Why?", "response": [ANSWERED]}, [ASKED, ANSWERED]),
     "a prompt and a response": ({"prompt": "Why?", "response": "So."}, [ASKED, ANSWERED]),
     "a question and an answer": ({"question": "Why?", "answer": "So."}, [ASKED, ANSWERED]),
     "OpenOrca": ({"system_prompt": "", "question": "Why?", "response": "So."}, [ASKED, ANSWERED]),

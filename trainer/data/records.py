@@ -95,10 +95,15 @@ def _pair(record: dict) -> tuple[str, str] | None:
 
 
 def _pair_of_messages(record: dict) -> list | None:
-    """The messages of a record that has those which ask, and those that answer, apart, as TRL's may."""
-    pair = _pair(record)
-    found = [record[name] for name in pair] if pair else []
-    return [*found[0], *found[1]] if found and all(isinstance(one, list) for one in found) else None
+    """The messages of a record that has those which ask, and those that answer, apart, as TRL's may, or a text."""
+    said = [record[name] for name in _pair(record) or ()]
+    if not any(isinstance(one, list) and all(isinstance(part, dict) for part in one) for one in said):
+        return None
+    roles = ("user", "assistant")
+    turns = [
+        [_said(role, one)] if isinstance(one, str) else one for role, one in zip(roles, said, strict=True)
+    ]
+    return [*turns[0], *turns[1]] if all(isinstance(one, list) for one in turns) else None
 
 
 CALL = '{"function": {"name": "…", "arguments": {…}}}'
