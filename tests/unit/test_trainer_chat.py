@@ -594,6 +594,21 @@ def test_sequences_without_any_answer_are_legal_but_not_data_without(tmp_path, m
     assert [int((packed[k][1] != pack.IGNORE).sum()) for k in range(len(packed))] == packed.valid.tolist()
 
 
+@pytest.mark.parametrize("template", [ENDED, THOUGHTFUL, ALTERNATING, MARKED])
+@pytest.mark.parametrize("silent", [{"weight": 0}, {"loss": False}])
+def test_an_answer_that_its_data_says_is_not_to_be_learnt_is_read(tmp_path, make_tokenizer, template, silent):
+    tokens = make_tokenizer(template)
+    said = [{**TALK[1], **silent}, {**TALK[3], "weight": 1, "loss": None}]
+    talk = {"messages": [TALK[0], said[0], TALK[2], said[1]]}
+    text, learnt = whole_and_learnt(prepared(tmp_path, tokens, [talk]), tokens)
+    assert text == tokens.apply_chat_template(TALK, tokenize=False)
+    assert len(learnt) == 1 and ANSWERS[0] not in learnt[0] and ANSWERS[1] in learnt[0]
+    _, learnt = whole_and_learnt(prepared(tmp_path, tokens, [talk], loss_on="all"), tokens)
+    assert ANSWERS[0] in "".join(learnt)
+    with pytest.raises(BadInput, match="none of its tokens is an answer's"):
+        prepared(tmp_path, tokens, [{"messages": [TALK[0], said[0]]}])
+
+
 def test_instructions_have_a_template_that_goes_with_the_model(tmp_path, make_tokenizer):
     tokens = make_tokenizer(None)
     record = {"instruction": "Name the animal.", "input": "It says miaow.", "output": "A cat."}
@@ -604,6 +619,12 @@ def test_instructions_have_a_template_that_goes_with_the_model(tmp_path, make_to
     )
     assert learnt == ["A cat." + tokenizer.END_OF_TEXT]
     assert tokens.chat_template == chat.INSTRUCTION_TEMPLATE
+    more = {**record, "system": "Be brief.", "history": [["Hello?", "Yes."]]}
+    text, learnt = whole_and_learnt(prepared(tmp_path, tokens, [more]), tokens)
+    assert text.startswith(
+        "Be brief.\n\n### Instruction:\nHello?\n\n### Response:\nYes." + tokenizer.END_OF_TEXT
+    )
+    assert learnt == [one + tokenizer.END_OF_TEXT for one in ("Yes.", "A cat.")]
     own = make_tokenizer(ENDED)
     text, learnt = whole_and_learnt(prepared(tmp_path, own, [record]), own)
     assert text.startswith("<|start|>user\nName the animal.") and learnt == ["A cat.<|end|>"]

@@ -1,13 +1,17 @@
 """Reading, packing, holding out, mixing and indexing."""
 
 import collections
+import csv
 import datetime
 import errno
+import gzip
 import io
 import itertools
 import json
 import random
 import re
+import shutil
+import subprocess
 import types
 from pathlib import Path
 
@@ -104,6 +108,36 @@ REFUSED = {
     "blank text": ("a.txt", " \n\n", "no text in it"),
     "empty JSONL": ("a.jsonl", "\n", "no text in it"),
     "another kind of file": ("a.csv", "x", "ends in .txt, .jsonl or .parquet"),
+    "a list of records": (
+        "a.jsonl",
+        '[{"text": "x"}]\n',
+        'found [{"text": "x"}]; a list, or records over several lines, become so by: jq -c',
+    ),
+    "a list of many lines": (
+        "a.jsonl",
+        '[\n{"text": "x"}\n]\n',
+        "a.jsonl:1: not JSON: Expecting value; expected one JSON object a line; a list, or records over",
+    ),
+    "a record of many lines": (
+        "a.jsonl",
+        '{\n"text": "x"}\n',
+        "; a list, or records over several lines, become so by: jq -c 'arrays[], objects' a.jsonl > NEW.jsonl",
+    ),
+    "UTF-16": (
+        "a.txt",
+        b"\xff\xfex\0\n\0",
+        "a.txt:1: not UTF-8: it is UTF-16; convert it, for example: iconv -f UTF-16LE -t UTF-8 < a.txt > NEW.txt",
+    ),
+    "UTF-16 without a mark": ("a.txt", b"x\0\n\0", "it is UTF-16; convert it, for example: iconv -f UTF-16LE"),
+    "UTF-16, the other way": ("a.jsonl", b"\0{\0}\0\n", "it is UTF-16; convert it, for example: iconv -f UTF-16BE"),
+    "gzip by another name": (
+        "a.jsonl",
+        b"\x1f\x8b\x08\0",
+        "a.jsonl:1: not UTF-8: it is compressed by gzip; convert it, for example: gunzip < a.jsonl > NEW.jsonl",
+    ),
+    "zstd by another name": ("a.jsonl", b"\x28\xb5\x2f\xfd\0", "it is compressed by zstd; convert it, for example: un"),
+    "JSON": ("a b.json", "[]", "convert the file, for example: jq -c 'arrays[], objects' 'a b.json' > 'a b'.jsonl"),
+    "compressed": ("a.jsonl.gz", b"\x1f\x8b", "convert the file, for example: gunzip a.jsonl.gz"),
     "no parquet": ("a.parquet", "x" * 99, "a.parquet: row 1: cannot be read as parquet"),
     "a later record without messages": (
         "a.jsonl",
@@ -111,7 +145,7 @@ REFUSED = {
         "a.jsonl:2: no field 'messages'; its fields are: text",
     ),
     "no messages": ("a.jsonl", CHAT + '{"messages": []}\n', "a.jsonl:2: field 'messages': expected a list"),
-    "no role": ("a.jsonl", '{"messages": [{"from": "me"}]}\n', 'a.jsonl:1: messages[0]: expected an object'),
+    "no role": ("a.jsonl", '{"messages": [{"author": "me"}]}\n', "a.jsonl:1: messages[0]: expected an object"),
     "no content": ("a.jsonl", '{"messages": [{"role": "user"}]}\n', "messages[0]: content: expected a text"),
     "a picture": (
         "a.jsonl",
@@ -186,15 +220,72 @@ REFUSED = {
         '{"instruction": "i", "output": "o"}\n{"instruction": "i"}\n',
         "a.jsonl:2: no field 'output'; its fields are: instruction",
     ),
-    "a system beside a prompt": (
+    "two system prompts": (
         "a.jsonl",
-        '{"system": "Be a pirate.", "prompt": "Hi", "response": "Arr"}\n',
-        "a.jsonl:1: field 'system': found \"Be a pirate.\"; an instruction has none of its own: write such records as",
+        '{"system": "Be brief.", "messages": [{"role": "system", "content": "Sing."}]}\n',
+        "a.jsonl:1: field 'system': found \"Be brief.\", and another system prompt: \"Sing.\"; leave one of them away",
+    ),
+    "a system prompt that is no text": (
+        "a.jsonl",
+        '{"system": ["x"], "prompt": "Hi", "response": "Arr"}\n',
+        "a.jsonl:1: field 'system': expected a text, found [\"x\"]",
+    ),
+    "a history that is none": (
+        "a.jsonl",
+        '{"instruction": "Why?", "output": "So.", "history": [["Why?"]]}\n',
+        "a.jsonl:1: field 'history': expected pairs of texts, what was asked and answered, found [\"Why?\"]; write",
+    ),
+    "a history that is a number": (
+        "a.jsonl",
+        '{"instruction": "Why?", "output": "So.", "history": 7}\n',
+        "field 'history': expected pairs of texts, what was asked and answered, found 7",
+    ),
+    "a reasoning that may be anything": (
+        "a.jsonl",
+        '{"prompt": "Why?", "response": "So.", "reasoning": "on"}\n',
+        "field 'reasoning': found \"on\"; call it reasoning_content if the model is to think so before it answers",
+    ),
+    "two answers": (
+        "a.jsonl",
+        '{"question": "Why?", "answer": "42", "solution": "As 6 times 7 is 42."}\n',
+        "field 'solution': found \"As 6 times 7 is 42.\"; it may be meant instead of 'question' or 'answer'",
+    ),
+    "two answers, both long": (
+        "a.jsonl",
+        '{"instruction": "Why?", "output": "So.", "response": "Because."}\n',
+        "a.jsonl:1: field 'response': found \"Because.\"; it may be meant instead of 'instruction' or 'output', or",
+    ),
+    "a question beside an instruction": (
+        "a.jsonl",
+        '{"instruction": "Be a doctor.", "question": "Why?", "response": "So."}\n',
+        "a.jsonl:1: field 'question': found \"Why?\"; it may be meant instead of 'instruction' or 'response', or",
+    ),
+    "an answer that is bad": (
+        "a.jsonl",
+        '{"prompt": "?", "completion": "So.", "label": true}\n{"prompt": "?", "completion": "No.", "label": false}\n',
+        "a.jsonl:2: field 'label': found false, which says that the answer is bad, and it would be learnt; leave",
+    ),
+    "a chat that is bad": ("a.jsonl", CHAT[:-2] + ', "kto_tag": false}\n', "field 'kto_tag': found false, which"),
+    "a preference": (
+        "a.jsonl",
+        '{"conversations": [{"from": "human", "value": "Why?"}], "chosen": {"value": "So."}, "rejected": 1}\n',
+        "field 'chosen': found {\"value\": \"So.\"}, and no answer at the end of 'conversations'; only what is in",
+    ),
+    "a chat among texts": (
+        "a.jsonl",
+        '{"text": "x"}\n' + CHAT,
+        "a.jsonl:2: no field 'text'; its fields are: messages. This is a chat record: give those of each kind as a",
+    ),
+    "a text among chats": ("a.jsonl", CHAT + '{"text": "x"}\n', "content. This is a text record: give those"),
+    "an answer that is a number": (
+        "a.jsonl",
+        '{"question": "6 times 7?", "answer": 42}\n',
+        "a.jsonl:1: field 'answer': expected a text, found 42; write it as a text",
     ),
     "a speaker that nobody knows": (
         "a.jsonl",
         '{"conversations": [{"from": "narrator", "value": "hi"}]}\n',
-        'a.jsonl:1: conversations[0]: from: found "narrator"; expected one of: system, human, user, gpt,',
+        'a.jsonl:1: conversations[0]: from: found "narrator"; expected one of: system, human, user, prompter, gpt,',
     ),
     "a speaker that is none": (
         "a.jsonl",
@@ -204,7 +295,32 @@ REFUSED = {
     "a turn without a word": (
         "a.jsonl",
         '{"conversations": [{"from": "human", "text": "hi"}]}\n',
-        "a.jsonl:1: messages[0]: content: expected a text, found null",
+        "conversations[0]: content: expected a text, found null; its fields are: from, text. Name so what is said, or",
+    ),
+    "a tool's result that is an object": (
+        "a.jsonl",
+        '{"messages": [{"role": "tool", "content": {"degrees": 3}}]}\n',
+        'messages[0]: content: expected a text, found {"degrees": 3}; write it as JSON in a text',
+    ),
+    "half a weight": (
+        "a.jsonl",
+        '{"messages": [{"role": "assistant", "content": "So.", "weight": 0.5}]}\n',
+        "messages[0]: weight: found 0.5; expected 1, or 0 for an answer that is not to be learnt",
+    ),
+    "a part that is a thought": (
+        "a.jsonl",
+        '{"messages": [{"role": "assistant", "content": [{"type": "reasoning", "text": "Hm."}]}]}\n',
+        "messages[0]: content: expected text or parts of text, found [",
+    ),
+    "messages that are columns": (
+        "a.jsonl",
+        '{"messages": {"role": ["user"], "content": ["hi"]}}\n',
+        "a.jsonl:1: field 'messages': expected a list of messages, found {",
+    ),
+    "messages in bad JSON": (
+        "a.jsonl",
+        '{"conversations": "[{"}\n',
+        "a.jsonl:1: field 'conversations': not JSON: [{; expected a list of messages",
     ),
     "a function_call that is no JSON": (
         "a.jsonl",
@@ -214,16 +330,21 @@ REFUSED = {
     "a conversation of nothing": (
         "a.jsonl",
         '{"conversations": []}\n',
-        "a.jsonl:1: field 'messages': expected a list of messages, found []",
+        "a.jsonl:1: field 'conversations': expected a list of messages, found []",
     ),
     "a later record without a completion": (
         "a.jsonl",
         '{"prompt": "i", "completion": "o"}\n{"prompt": "i"}\n',
         "a.jsonl:2: no field 'instruction'; its fields are: prompt",
     ),
-    "a prompt of messages and a completion of text": (
+    "a response of two texts": (
         "a.jsonl",
-        '{"prompt": [{"role": "user", "content": "i"}], "completion": "o"}\n',
+        '{"prompt": "Why?", "response": ["So.", "No."]}\n',
+        'a.jsonl:1: field \'response\': expected a text, found ["So.", "No."]; write it as a text',
+    ),
+    "a prompt of messages and a completion that is a number": (
+        "a.jsonl",
+        '{"prompt": [{"role": "user", "content": "i"}], "completion": 3}\n',
         "a.jsonl:1: field 'prompt': expected a text, found [{",
     ),
     "an input that is no text": (
@@ -251,8 +372,56 @@ def test_missing_datasets_name_the_shipped_ones(tmp_path):
     with pytest.raises(BadInput, match=r"^validation: nothing: no such file"):
         read.validation(from_mapping({"validation": "nothing"}))
     (tmp_path / "notes.md").write_text("x")
-    with pytest.raises(BadInput, match=r"no .*\.parquet file in this directory; found notes.md"):
+    with pytest.raises(
+        BadInput, match=r"no .*\.parquet file in this directory; found notes.md; convert them$"
+    ):
         read.training(from_mapping({"dataset": str(tmp_path)}))
+    (tmp_path / "train.json").write_text("[1, 2]")
+    with pytest.raises(
+        BadInput, match=r"found notes.md, train.json; convert them, for example: jq .* > train.jsonl$"
+    ):
+        read.training(from_mapping({"dataset": str(tmp_path)}))
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
+    assert read.training(from_mapping({"dataset": str(tmp_path)}))
+    (tmp_path / "b.jsonl.zst").write_bytes(b"x")  # some of the data, perhaps
+    with pytest.raises(BadInput, match=r"b\.jsonl\.zst: expected a name .*: unzstd b\.jsonl\.zst$"):
+        read.training(from_mapping({"dataset": str(tmp_path)}))
+
+
+@pytest.mark.skipif(not shutil.which("jq"), reason="without jq")
+def test_what_a_refusal_says_makes_a_set_of_a_file(tmp_path):
+    records = [{"text": "one, two", "n": "1"}, {"text": "drei\n\u00fc", "n": "2"}]
+    table = io.StringIO(newline="")
+    made = csv.DictWriter(table, ["text", "n"])
+    made.writeheader()
+    made.writerows(records)
+    for name, content in {
+        "list.json": json.dumps(records, indent=2).encode(),
+        "lines.json": "\n".join(map(json.dumps, records)).encode(),
+        "objects.json": b"".join(json.dumps(one, indent=2).encode() for one in records),
+        "table.csv": b"\xef\xbb\xbf" + table.getvalue().encode(),
+        "other.jsonl.gz": gzip.compress("\n".join(map(json.dumps, records)).encode()),
+        "list.jsonl": json.dumps(records, indent=2).encode(),
+        "wide.jsonl": "\n".join(map(json.dumps, records)).encode("utf-16"),
+        "small.jsonl": gzip.compress("\n".join(map(json.dumps, records)).encode()),
+    }.items():
+        folder = tmp_path / name.replace(".", "-")
+        folder.mkdir()
+        (folder / name).write_bytes(content)
+        with pytest.raises(BadInput) as refused:
+            sampled(from_mapping({"dataset": str(folder / name)}))
+        command = re.search(r"(?:for example|so by): (.*)", str(refused.value))[1]
+        subprocess.run(command, shell=True, cwd=folder, check=True)
+        (made,) = [one for one in folder.glob("*.jsonl") if one.name != name]
+        found = sampled(from_mapping({"dataset": str(made)}))
+        assert [one.text for one in found] == [one["text"] for one in records], name
+
+
+def test_files_put_together_have_marks_within(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "x"}\n\xef\xbb\xbf{"text": "y"}\n')
+    (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n")
+    found = sampled(from_mapping({"dataset": str(tmp_path)}))
+    assert [one.text for one in found] == ["x", "y", "one\ntwo\n"]
 
 
 def test_samples_of_texts_and_lines(tmp_path):
@@ -399,19 +568,116 @@ FORMS = {  # as the sets of others have it
         {"prompt": "Why?", "context": "It rains.", "response": "So."},
         [{"role": "user", "content": "Why?\n\nIt rains."}, ANSWERED],
     ),
+    "an instruction with a context, and an input": (
+        {"instruction": "Why?", "input": "It rains.", "context": "It is May.", "output": "So."},
+        [{"role": "user", "content": "Why?\n\nIt rains.\n\nIt is May."}, ANSWERED],
+    ),
+    "an instruction with a system": (
+        {"instruction": "Why?", "output": "So.", "system": "Be brief.", "history": []},
+        [SYSTEM, ASKED, ANSWERED],
+    ),
+    "an instruction with what was said before": (
+        {"instruction": "Why?", "output": "So.", "system": "", "history": [["Is it?", "It is."]]},
+        [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "It is."}, ASKED, ANSWERED],
+    ),
+    "a prompt with a system": (
+        {"prompt": "Why?", "response": "So.", "system_prompt": "Be brief."},
+        [SYSTEM, ASKED, ANSWERED],
+    ),
+    "an answer's thoughts": (
+        {"instruction": "Why?", "reasoning_content": "Hm.", "output": "So.", "reasoning": None},
+        [ASKED, {**ANSWERED, "reasoning_content": "Hm."}],
+    ),
+    "a response's thoughts": (
+        {"prompt": "Why?", "thinking": "Hm.", "response": "So."},
+        [ASKED, {**ANSWERED, "thinking": "Hm."}],
+    ),
+    "TRL, with a system": (
+        {"system": "Be brief.", "prompt": [ASKED], "completion": [ANSWERED]},
+        [SYSTEM, ASKED, ANSWERED],
+    ),
+    "ShareGPT, with the same system twice": (
+        {"system_prompt": "Be brief.", "conversations": [{"from": "system", "value": "Be brief.\n"}, *TURNS]},
+        [{**SYSTEM, "content": "Be brief.\n"}, ASKED, ANSWERED],
+    ),
     "messages that are none, and conversations": (
         {"messages": None, "conversations": TURNS},
         [ASKED, ANSWERED],
     ),
     "TRL": ({"prompt": "Why?", "completion": "So."}, [ASKED, ANSWERED]),
     "TRL, messages": ({"prompt": [SYSTEM, ASKED], "completion": [ANSWERED]}, [SYSTEM, ASKED, ANSWERED]),
+    "a prompt of messages and a text that answers": (
+        {"prompt": [SYSTEM, ASKED], "completion": "So."},
+        [SYSTEM, ASKED, ANSWERED],
+    ),
+    "a text that asks, and messages": ({"prompt": "Why?", "response": [ANSWERED]}, [ASKED, ANSWERED]),
     "a prompt and a response": ({"prompt": "Why?", "response": "So."}, [ASKED, ANSWERED]),
     "a question and an answer": ({"question": "Why?", "answer": "So."}, [ASKED, ANSWERED]),
+    "OpenOrca": ({"system_prompt": "", "question": "Why?", "response": "So."}, [ASKED, ANSWERED]),
+    "a query and a response": (
+        {
+            "query": "Why?",
+            "response": "So.",
+            "original_question": "?",
+            "system": "Be brief.",
+            "history": None,
+        },
+        [SYSTEM, ASKED, ANSWERED],
+    ),
+    "a problem with its solution, and the result": (
+        {"problem": "Why?", "solution": "So.", "answer": "42", "level": "5"},
+        [ASKED, ANSWERED],
+    ),
+    "an instruction in a template, and a result": (
+        {"instruction": "Why?", "input": "", "output": "So.", "prompt": "### Why? ### So.", "answer": "42"},
+        [ASKED, ANSWERED],
+    ),
+    "what is there already, once more": (
+        {"instruction": "Why?", "response": "So.", "question": "Why", "solution": "So"},
+        [ASKED, ANSWERED],
+    ),
+    "TRL, judged good": ({"prompt": "Why?", "completion": "So.", "label": True}, [ASKED, ANSWERED]),
+    "a preference with its answer": (
+        {"conversations": TURNS, "chosen": TURNS[1], "rejected": TURNS[1]},
+        [ASKED, ANSWERED],
+    ),
     "ShareGPT": ({"id": 3, "conversations": TURNS}, [ASKED, ANSWERED]),
     "ShareGPT, with a system": ({"system": "Be brief.", "conversations": TURNS}, [SYSTEM, ASKED, ANSWERED]),
     "ShareGPT, with a system's turn": (
         {"system": None, "conversations": [{"from": "system", "value": "Be brief."}, *TURNS]},
         [SYSTEM, ASKED, ANSWERED],
+    ),
+    "a conversation of messages": (
+        {"conversation_id": "1", "conversation": [{**ASKED, "toxic": False}, {**ANSWERED, "toxic": False}]},
+        [{**ASKED, "toxic": False}, {**ANSWERED, "toxic": False}],
+    ),
+    "turns that are JSON": ({"conversations": json.dumps(TURNS)}, [ASKED, ANSWERED]),
+    "turns in capitals": (
+        {"conversations": [{"from": "Human", "value": "Why?"}, {"from": "GPT", "value": "So."}]},
+        [ASKED, ANSWERED],
+    ),
+    "turns by half of their names": (
+        {"conversations": [{"from": "human", "content": "Why?"}, {"role": "assistant", "value": "So."}]},
+        [ASKED, ANSWERED],
+    ),
+    "a turn with thoughts, and one with a call": (
+        {
+            "conversations": [
+                TURNS[0],
+                {"from": "gpt", "tool_calls": [FOUND], "weight": 1},
+                {**TURNS[1], "reasoning_content": "Hm."},
+            ]
+        },
+        [
+            ASKED,
+            {"role": "assistant", "content": "", "tool_calls": [FOUND], "weight": 1},
+            {**ANSWERED, "reasoning_content": "Hm."},
+        ],
+    ),
+    "a text that is none, and a conversation": ({"text": None, "conversations": TURNS}, [ASKED, ANSWERED]),
+    "an instruction that is none, and a question": (
+        {"instruction": None, "output": None, "question": "Why?", "answer": "So."},
+        [ASKED, ANSWERED],
     ),
     "conversations of messages": ({"conversations": [ASKED, ANSWERED]}, [ASKED, ANSWERED]),
     "ShareGPT, with tools": (
@@ -444,10 +710,10 @@ def test_the_forms_of_others_are_read_as_they_are(tmp_path, name, suffix):
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record]), path)
     (sample,) = sampled(from_mapping({"dataset": str(path)}))
     assert sample.messages == messages
-    # A field that holds a plain text goes before them.
+    # A field that holds a plain text goes before them, but for Alpaca's.
     write_lines(tmp_path / "b.jsonl", [{**record, "text": "plain"}])
     (sample,) = sampled(from_mapping({"dataset": str(tmp_path / "b.jsonl")}))
-    assert sample.text == "plain"
+    assert sample.text == ("" if record.get("instruction") and record.get("output") else "plain")
 
 
 def test_the_first_record_or_the_setting_says_what_records_are(tmp_path):
@@ -474,6 +740,63 @@ def test_the_first_record_or_the_setting_says_what_records_are(tmp_path):
     (tmp_path / "b.txt").write_text("words")
     with pytest.raises(BadInput, match=r"data_format is chat, and a \.txt file has no records"):
         sampled(from_mapping({"dataset": str(tmp_path / "b.txt"), "data_format": "chat"}))
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize("name", ["system", "system_prompt"])
+def test_messages_are_led_by_the_system_prompt_beside_them(tmp_path, name, suffix):
+    record = {"messages": [ASKED, ANSWERED], name: "Be brief."}
+    write_lines(tmp_path / "a.jsonl", [record])
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record]), tmp_path / "a.parquet")
+    (sample,) = sampled(from_mapping({"dataset": str(tmp_path / f"a.{suffix}")}))
+    assert sample.messages == [SYSTEM, ASKED, ANSWERED]
+
+
+MESSAGES = {  # as others have them
+    "Cohere": [
+        {"role": "System", "content": "Be brief."},
+        {"role": "User", "content": "Why?"},
+        {"role": "Chatbot", "content": "So."},
+    ],
+    "ShareGPT's roles": [SYSTEM, {"role": "human", "content": "Why?"}, {"role": "gpt", "content": "So."}],
+    "ShareGPT": [{"from": "system", "value": "Be brief."}, *TURNS],
+    "Gemini's role": [SYSTEM, ASKED, {"role": "model", "content": "So."}],
+    "LangChain": [SYSTEM, {"role": "human", "content": "Why?"}, {"role": "ai", "content": "So."}],
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+@pytest.mark.parametrize("as_text", [False, True])
+def test_messages_of_others_have_the_roles_that_templates_know(tmp_path, name, as_text):
+    """By another name an answer would not be learnt as one, and the template would write that name out."""
+    found = json.dumps(MESSAGES[name]) if as_text else MESSAGES[name]
+    config = from_mapping({"dataset": write_lines(tmp_path / "a.jsonl", [{"messages": found}])})
+    assert [one.messages for one in sampled(config)] == [[SYSTEM, ASKED, ANSWERED]]
+
+
+def test_roles_of_tools(tmp_path):
+    """A call that is a message of its own, as ms-swift has it; what a template may know by its name stays so."""
+    call = {"role": "tool_call", "content": json.dumps(FOUND)}
+    said = [
+        ASKED,
+        call,
+        {"role": "tool_response", "content": "mat"},
+        {"role": "observation", "content": "hat"},
+    ]
+    config = from_mapping({"dataset": write_lines(tmp_path / "a.jsonl", [{"messages": said}])})
+    (sample,) = sampled(config)
+    assert sample.messages == [
+        ASKED,
+        {"role": "assistant", "content": "", "tool_calls": [FOUND]},
+        {"role": "tool", "content": "mat"},
+        {"role": "observation", "content": "hat"},
+    ]
+
+
+def test_a_text_may_be_called_messages(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", [{"messages": "[{ words"}, {"messages": "[]"}])
+    found = sampled(from_mapping({"dataset": path, "text_field": "messages"}))
+    assert [one.text for one in found] == ["[{ words", "[]"]
 
 
 def test_messages_are_as_templates_want_them(tmp_path):

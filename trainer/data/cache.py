@@ -62,6 +62,8 @@ def directory(
     # What came to change only some data's tokens is named only there: all other data keeps its place.
     if read.kind(dataset, config) == "chat":
         settings["calls"] = "whole, as the template takes them"
+    if read.kind(dataset, config) != "text":
+        settings["records"] = "with what stands beside, by all its names"
     if read.kind(dataset, config) != "text" and re.search("think|reason", str(tokenizer.chat_template)):
         settings["thoughts"] = "where the template has them"
     if any(path.suffix == ".txt" for path in dataset.files):

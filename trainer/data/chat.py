@@ -14,7 +14,6 @@ from trainer.data.exchange import (
     FIXED,
     MORE,
     OPENED,
-    THOUGHTS,
     Exchange,
     Span,
     as_read,
@@ -22,13 +21,14 @@ from trainer.data.exchange import (
     fix_today,
     reads_parts,
 )
-from trainer.data.records import Sample
+from trainer.data.records import THOUGHTS, Sample
 from trainer.errors import BadInput
 
 # What instruction records are rendered with where the tokenizer has no template. It goes with the trained model.
 INSTRUCTION_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}{{ message['content'] + eos_token }}"
+    "{% elif message['role'] == 'system' %}{{ message['content'] + '\\n\\n' }}"
     "{% else %}{{ '### Instruction:\\n' + message['content'] + '\\n\\n### Response:\\n' }}{% endif %}"
     "{% endfor %}"
 )

@@ -11,11 +11,9 @@ import itertools
 import json
 import re
 
-from trainer.data.records import Sample
+from trainer.data.records import THOUGHTS, Sample
 from trainer.errors import BadInput
 
-# An answer's thoughts, by the names of a message's field; transformers takes one for another.
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 MORE = "\ue000"  # a private character, put into a message to see where it stands
 MARK = re.compile(f"{MORE}([0-9]+){MORE}")
@@ -95,11 +93,13 @@ class Exchange:
 
     def answers(self) -> list[Span]:
         """Where in `text` the answers stand, with their end-of-turn tokens."""
-        if MARKED.search(self.tokenizer.get_chat_template(tools=self.sample.tools)):
+        marked = MARKED.search(self.tokenizer.get_chat_template(tools=self.sample.tools))
+        if marked and all(map(_is_learnt, self.messages)):  # the marks do not tell whose they are
             return self._marked()
         # One that nothing asks for, a greeting, is read; templates refuse to render what is before it.
         asked = next((n for n, one in enumerate(self.messages) if one["role"] == "user"), 0)
-        wanted = [n for n, one in enumerate(self.messages) if n > asked and one["role"] == "assistant"]
+        answers = [n for n, one in enumerate(self.messages) if n > asked and one["role"] == "assistant"]
+        wanted = [n for n in answers if _is_learnt(self.messages[n])]
         return [self._answer(n) for n in wanted]
 
     def _fault(self) -> BadInput | None:
@@ -310,6 +310,11 @@ def _any_of(tokens: tuple[str, ...]) -> re.Pattern:
 def _is_looked_for(message: dict) -> bool:
     """Whether what the message says is looked for; of a plain answer that is gone, `_answer` finds no place."""
     return bool(message["content"].strip()) and (message["role"] != "assistant" or bool(_calls(message)))
+
+
+def _is_learnt(message: dict) -> bool:
+    """Whether its data does not say otherwise: OpenAI's `weight` of 0, ms-swift's `loss`."""
+    return message["role"] != "assistant" or (message.get("weight") != 0 and message.get("loss") is not False)
 
 
 def _calls(message: dict) -> list[dict]:

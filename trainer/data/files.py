@@ -6,6 +6,8 @@ The controller imports this: what is not in Python itself is imported where it i
 import errno
 import json
 import os
+import re
+import shlex
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +19,24 @@ KINDS = ".txt, .jsonl or .parquet"
 LONGEST_LINE = 64 << 20  # bytes; a line is held in memory whole
 LONGEST_PARAGRAPH = 1 << 16  # bytes; a text without blank lines is cut at line ends about here
 ROWS = 256  # of a parquet file, read at once
+A_LINE_EACH = "jq -c 'arrays[], objects'"  # of a list of records, and of such as go over several lines
+PACKED = {".gz": "gunzip", ".zst": "unzstd", ".xz": "unxz", ".bz2": "bunzip2", ".zip": "unzip"}
+# How a file of another kind becomes one of ours, by the end of its name.
+CONVERTED = {
+    ".json": f"{A_LINE_EACH} {{0}} > {{1}}.jsonl",
+    ".ndjson": "mv {0} {1}.jsonl",
+    ".csv": "python3 -c 'import csv, json; "
+    """[print(json.dumps(row)) for row in csv.DictReader(open(0, encoding="utf-8-sig", newline=""))]' """
+    "< {0} > {1}.jsonl",
+    **{name: f"{command} {{0}}" for name, command in PACKED.items()},
+}
+# How a file begins that is no UTF-8, what it is then, and the command that makes it some; two letters in UTF-16, too.
+BEGINNINGS = (
+    (re.compile(rb"\xff\xfe|[^\0]\0"), "UTF-16", "iconv -f UTF-16LE -t UTF-8"),
+    (re.compile(rb"\xfe\xff|\0[^\0]"), "UTF-16", "iconv -f UTF-16BE -t UTF-8"),
+    (re.compile(rb"\x1f\x8b"), "compressed by gzip", "gunzip"),
+    (re.compile(rb"\x28\xb5\x2f\xfd"), "compressed by zstd", "unzstd"),
+)
 
 
 def place(path: Path, number: int) -> str:
@@ -34,6 +54,12 @@ def records(
     Raises BadInput with file and line or row.
     """
     return _parquet(path, columns, besides) if path.suffix == ".parquet" else _jsonl(path)
+
+
+def converted(path: Path) -> str:
+    """By what command a file of another kind becomes one of ours; "" where none is known."""
+    command = CONVERTED.get(path.suffix.lower(), "")
+    return command and f", for example: {command.format(shlex.quote(path.name), shlex.quote(path.stem))}"
 
 
 def length(path: Path) -> int:
@@ -87,14 +113,26 @@ def _jsonl(path: Path) -> Iterator[tuple[int, dict]]:
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
-            raise BadInput(f"{where}: not JSON: {error.msg}; expected one JSON object a line") from None
+            others = _a_line_each(path) if line.strip() in ("[", "{") else ""
+            raise BadInput(
+                f"{where}: not JSON: {error.msg}; expected one JSON object a line{others}"
+            ) from None
         except RecursionError:
             raise BadInput(f"{where}: not JSON: nested too deeply; expected one JSON object a line") from None
         except ValueError as error:
             raise BadInput(f"{where}: not JSON: {error}; expected one JSON object a line") from None
         if not isinstance(record, dict):
-            raise BadInput(f'{where}: expected a JSON object like {{"text": "…"}}, found {line.strip()[:40]}')
+            others = ""
+            if isinstance(record, list) and any(isinstance(one, dict) for one in record):
+                others = _a_line_each(path)
+            raise BadInput(
+                f'{where}: expected a JSON object like {{"text": "…"}}, found {line.strip()[:40]}{others}'
+            )
         yield number, record
+
+
+def _a_line_each(path: Path) -> str:
+    return f"; a list, or records over several lines, become so by: {A_LINE_EACH} {shlex.quote(path.name)} > NEW.jsonl"
 
 
 def _parquet(path: Path, columns: Sequence[str], besides: Sequence[str]) -> Iterator[tuple[int, dict]]:
@@ -150,12 +188,18 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 raise BadInput(
                     f"{path}:{number}: a line longer than {LONGEST_LINE >> 20} MiB; break it into several"
                 )
+            for begins, what, command in BEGINNINGS if number == 1 else ():
+                if begins.match(raw):
+                    raise BadInput(
+                        f"{path}:1: not UTF-8: it is {what}; convert it, for example: "
+                        f"{command} < {shlex.quote(path.name)} > NEW{path.suffix}"
+                    )
             try:
-                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                yield number, raw.decode("utf-8-sig")  # which files put together have within, too
             except UnicodeDecodeError as error:
                 raise BadInput(
                     f"{path}:{number}: not UTF-8: byte 0x{raw[error.start]:02x} at column {error.start + 1}; "
-                    f"convert it, for example: iconv -f LATIN1 -t UTF-8 {path.name}"
+                    f"convert it, for example: iconv -f LATIN1 -t UTF-8 {shlex.quote(path.name)}"
                 ) from None
 
 
@@ -221,7 +265,7 @@ def below(folder: Path) -> list[Path]:
     """The files of our kinds in `folder` and in directories below it, sorted; hidden ones are no data.
 
     Raises BadInput where a directory cannot be read, or is a link that nobody would follow, and where what is called so
-    is no file, or is called so in capitals: some data would be missing.
+    is no file, is called so in capitals, or is compressed: some data would be missing.
     """
 
     def refuse(error: OSError):
@@ -241,6 +285,10 @@ def below(folder: Path) -> list[Path]:
             if path.suffix not in SUFFIXES and path.suffix.lower() in SUFFIXES:
                 raise BadInput(
                     f"{path}: expected a name that ends in {path.suffix.lower()}; rename it, or take it out"
+                )
+            if path.suffix in PACKED and Path(path.stem).suffix in (*SUFFIXES, ".json"):
+                raise BadInput(
+                    f"{path}: expected a name that ends in {KINDS}; take it out, or convert it{converted(path)}"
                 )
         found += [path for path in every if path.suffix in SUFFIXES]
     found.sort()

@@ -285,13 +285,19 @@ def _resolved(key: str, name: str) -> list[Path]:
     if what == "a file":
         if path.suffix not in files.SUFFIXES:
             raise BadInput(
-                f"{key}: {name}: expected a name that ends in {files.KINDS}; rename or convert the file"
+                f"{key}: {name}: expected a name that ends in {files.KINDS}; convert the file{files.converted(path)}"
             )
         return [path]
     found = files.below(path)
     if not found:
         there = ", ".join(sorted(file.name for file in path.iterdir())[:5]) or "nothing"
-        raise BadInput(f"{key}: {name}: no {files.KINDS} file in this directory; found {there}")
+        largest = max(
+            filter(Path.is_file, path.iterdir()), key=lambda file: file.stat().st_size, default=path
+        )
+        raise BadInput(
+            f"{key}: {name}: no {files.KINDS} file in this directory; found {there}; convert them"
+            f"{files.converted(largest)}"
+        )
     return found
 
 

@@ -1,6 +1,7 @@
 """Raw records to samples: plain text, an instruction with its answer, or a chat. Imported by the controller."""
 
 import json
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,63 +43,90 @@ PAIRS = (
     ("prompt", "completion"),
     ("prompt", "response"),
     ("question", "answer"),
+    ("question", "response"),
+    ("query", "response"),
+    ("problem", "solution"),
 )
 ABOUT = ("input", "context")
+CHATS = ("messages", "conversations", "conversation")
+LIST_OF_OBJECTS = re.compile(r"\s*\[\s*\{")
 SYSTEMS = ("system", "system_prompt")
+# An answer's thoughts, by the names of a message's field; transformers takes one for another.
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 # Who speaks in ShareGPT's conversations, and in what came of them.
 SPEAKERS = {
     "system": ("system",),
-    "user": ("human", "user"),
-    "assistant": ("gpt", "assistant", "chatgpt", "bot", "model", "function_call"),
-    "tool": ("tool", "observation", "function_response"),
+    "user": ("human", "user", "prompter"),
+    "assistant": ("gpt", "assistant", "chatgpt", "bot", "chatbot", "ai", "model", "bing", "bard"),
+    "tool": ("tool", "observation", "function_response", "tool_response"),
 }
 ROLES = {name: role for role, names in SPEAKERS.items() for name in names}
+CALLERS = ("function_call", "tool_call")  # an assistant, who says nothing but the call
 
 
 def kind(record: dict, config: Config) -> str:
     """What records like this one are: text, instruction or chat; `data_format`, or told by the fields."""
-    if config.data_format != "auto":
-        return config.data_format
-    if isinstance(record.get("messages"), list):
+    return _told(record, config) if config.data_format == "auto" else config.data_format
+
+
+def _told(record: dict, config: Config) -> str:
+    if _is_chat(record, CHATS[0], config):
         return "chat"
-    if set(PAIRS[0]) <= set(record):
+    if _pair(record) == PAIRS[0]:
         return "instruction"
-    if config.text_field in record:
+    if record.get(config.text_field) is not None:
         return "text"
-    if isinstance(record.get("conversations"), list) or _pair_of_messages(record):
+    if any(_is_chat(record, name, config) for name in CHATS) or _pair_of_messages(record):
         return "chat"
     return "instruction" if _pair(record) else "text"
 
 
+def _is_chat(record: dict, name: str, config: Config) -> bool:
+    """Whether a field holds messages, or JSON that does: parquet has no free form. Of what is none, reading says so."""
+    value = record.get(name)
+    if isinstance(value, str):
+        return name != config.text_field and bool(LIST_OF_OBJECTS.match(value))
+    return isinstance(value, list | dict)
+
+
 def _pair(record: dict) -> tuple[str, str] | None:
     """By which of PAIRS the record has its instruction and its answer."""
-    return next((one for one in PAIRS if set(one) <= set(record)), None)
+    return next((one for one in PAIRS if all(record.get(name) is not None for name in one)), None)
 
 
 def _pair_of_messages(record: dict) -> list | None:
-    """The messages of a record that has those which ask, and those that answer, apart, as TRL's may."""
-    pair = _pair(record)
-    found = [record[name] for name in pair] if pair else []
-    return [*found[0], *found[1]] if found and all(isinstance(one, list) for one in found) else None
+    """The messages of a record that has those which ask, and those that answer, apart, as TRL's may, or a text."""
+    said = [record[name] for name in _pair(record) or ()]
+    if not any(isinstance(one, list) and all(isinstance(part, dict) for part in one) for one in said):
+        return None
+    roles = ("user", "assistant")
+    turns = [
+        [_said(role, one)] if isinstance(one, str) else one for role, one in zip(roles, said, strict=True)
+    ]
+    return [*turns[0], *turns[1]] if all(isinstance(one, list) for one in turns) else None
 
 
 CALL = '{"function": {"name": "…", "arguments": {…}}}'
 BESIDE = ("name", "arguments", "id", "type", "index")  # what says nothing of what a tool is given
 AROUND = ("function", "name", "id", "type", "index")  # the same of a call around its function
 OF_PAIRS = tuple(dict.fromkeys(name for pair in PAIRS for name in pair))
+JUDGED = ("label", "kto_tag")  # TRL's and LLaMA-Factory's word on an answer, true or false
 
 
 def telling(config: Config) -> tuple[str, ...]:
     """The fields by which `kind` tells."""
-    return ("messages", "conversations", *OF_PAIRS, config.text_field)
+    return (*CHATS, *OF_PAIRS, config.text_field)
 
 
 def columns(kind: str, config: Config) -> tuple[list[str], list[str]]:
     """The fields that such records are read for: those that each has, and those that it may have."""
     return {
         "text": ([config.text_field], []),
-        "instruction": (["instruction", "output"], ["input"]),
-        "chat": (["messages"], ["tools", "conversations", "system"]),
+        "instruction": (
+            ["instruction", "output"],
+            [*OF_PAIRS, *ABOUT, *SYSTEMS, "history", *THOUGHTS, *JUDGED],
+        ),
+        "chat": (["messages"], ["tools", *CHATS[1:], *SYSTEMS, *JUDGED]),
     }[kind]
 
 
@@ -120,11 +148,34 @@ def sample(path: Path, number: int, record: dict, kind: str, config: Config) -> 
     return Sample(path, number, **made)
 
 
+def _is_wanted(where: str, record: dict) -> None:
+    """Raise BadInput for an answer that is there for being bad."""
+    for name in JUDGED:
+        if record.get(name) is False:
+            raise BadInput(
+                f"{where}: field '{name}': found false, which says that the answer is bad, and it would be "
+                "learnt; leave away such records, or the field"
+            )
+
+
+MISLED = "; data_format says what records are where the first one misleads"
+
+
+def _apart(record: dict, config: Config, expected: str) -> str:
+    """What helps where a record is of another kind than its set; "" where it is of none that is known."""
+    told = expected if config.data_format != "auto" else _told(record, config)
+    if told == expected or (told == "text" and config.text_field not in record):
+        return ""
+    return f". This is a {told} record: give those of each kind as a set of their own: dataset: ONE,OTHER"
+
+
 def _text(where: str, record: dict, config: Config) -> dict:
     if config.text_field not in record:
+        cure = (
+            ". Set text_field to one of them, or give records with instruction and output, or with messages"
+        )
         raise BadInput(
-            f"{where}: no field '{config.text_field}'; {_there(record)}. Set text_field to one of them, or give "
-            "records with instruction and output, or with messages"
+            f"{where}: no field '{config.text_field}'; {_there(record)}{_apart(record, config, 'text') or cure}"
         )
     return {"text": _string(where, record, config.text_field)}
 
@@ -135,85 +186,160 @@ def _instruction(where: str, record: dict, config: Config) -> dict:
         if field not in record:
             raise BadInput(
                 f"{where}: no field '{field}'; {_there(record)}. An instruction record has instruction, output "
-                "and, if need be, input; data_format says what records are where the first one misleads"
+                f"and, if need be, input{_apart(record, config, 'instruction') or MISLED}"
             )
+    _is_wanted(where, record)
     question, answer = _string(where, record, asks), _string(where, record, answers)
-    is_alpaca = (asks, answers) == PAIRS[0]  # read so before the others were
-    for name in ABOUT[:1] if is_alpaca else ABOUT:
+    for name in ABOUT:
         if record.get(name) not in (None, ""):
             question = f"{question}\n\n{_string(where, record, name)}"
-    for name in () if is_alpaca else SYSTEMS:
-        if record.get(name):
+    # Beside others a `prompt` is mostly the question once more, with a template, and an `answer` the result in short.
+    for name in OF_PAIRS:
+        other = record.get(name)
+        is_beside = isinstance(other, str) and name not in (asks, answers, "prompt", "answer")
+        if is_beside and other not in question and other not in answer:
             raise BadInput(
-                f"{where}: field '{name}': found {_short(record[name])}; an instruction has none of its own: write "
-                "such records as messages, of which the first has the role system"
+                f"{where}: field '{name}': found {_short(other)}; it may be meant instead of '{asks}' or '{answers}', "
+                "or with them: leave away what is not to be learnt, or write such records as messages"
             )
-    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+    said = [
+        *_history(where, record),
+        _said("user", question),
+        {**_said("assistant", answer), **_thoughts(where, record)},
+    ]
+    return {"messages": _led(where, record, said)}
+
+
+def _said(role: str, content: str) -> dict:
+    return {"role": role, "content": content}
+
+
+def _history(where: str, record: dict) -> list[dict]:
+    """What was asked and answered before, in pairs: as LLaMA-Factory has it, whose answers are learnt, too."""
+    turns, said = record.get("history") or [], []
+    for turn in turns if isinstance(turns, list) else [turns]:
+        if not isinstance(turn, list) or len(turn) != 2 or not all(isinstance(one, str) for one in turn):
+            raise BadInput(
+                f"{where}: field 'history': expected pairs of texts, what was asked and answered, found "
+                f"{_short(turn)}; write such records as messages, or leave the field away"
+            )
+        said += [_said("user", turn[0]), _said("assistant", turn[1])]
+    return said
+
+
+def _thoughts(where: str, record: dict) -> dict:
+    """What the answer's model has thought, where a field is surely that."""
+    if record.get("reasoning"):
+        raise BadInput(
+            f"{where}: field 'reasoning': found {_short(record['reasoning'])}; call it {THOUGHTS[0]} if "
+            "the model is to think so before it answers, else leave it away"
+        )
+    return {name: _string(where, record, name) for name in THOUGHTS if record.get(name)}
+
+
+def _led(where: str, record: dict, messages: list[dict]) -> list[dict]:
+    """The messages, led by the system prompt that the record has beside them."""
+    for name in SYSTEMS:
+        if record.get(name) in (None, ""):
+            continue
+        prompt, first = _string(where, record, name), messages[0]
+        if first["role"] not in ("system", "developer"):
+            messages = [_said("system", prompt), *messages]
+        elif first["content"].strip() != prompt.strip():
+            raise BadInput(
+                f"{where}: field '{name}': found {_short(prompt)}, and another system prompt: "
+                f"{_short(first['content'])}; leave one of them away"
+            )
+    return messages
 
 
 def _chat(where: str, record: dict, config: Config) -> dict:
-    messages = record.get("messages")
-    if messages is None:
-        messages = _conversation(where, record)
-        messages = _pair_of_messages(record) if messages is None else messages
+    field = next((name for name in CHATS if record.get(name) is not None), CHATS[0])
+    messages = _from_json(f"{where}: field '{field}'", record.get(field), "a list of messages")
+    messages = _pair_of_messages(record) if messages is None else messages
     if messages is None and "messages" not in record:
         raise BadInput(
             f"{where}: no field 'messages'; {_there(record)}. A chat record has messages, each with role and "
-            "content; data_format says what records are where the first one misleads"
+            f"content{_apart(record, config, 'chat') or MISLED}"
         )
     if not isinstance(messages, list) or not messages:
-        raise BadInput(f"{where}: field 'messages': expected a list of messages, found {_short(messages)}")
+        raise BadInput(f"{where}: field '{field}': expected a list of messages, found {_short(messages)}")
+    _is_wanted(where, record)
+    said = [_message(f"{where}: {field}[{n}]", one) for n, one in enumerate(messages)]
+    if field != CHATS[0] and record.get("chosen") and said[-1]["role"] != "assistant":
+        raise BadInput(
+            f"{where}: field 'chosen': found {_short(record['chosen'])}, and no answer at the end of '{field}'; "
+            "only what is in there is learnt: write the answer into it"
+        )
     return {
-        "messages": [_message(f"{where}: messages[{n}]", one) for n, one in enumerate(messages)],
+        "messages": _led(where, record, said),
         "tools": _tools(where, record.get("tools")),
     }
 
 
-def _conversation(where: str, record: dict) -> list | None:
-    """The messages of a record in ShareGPT's form, which has who speaks (`from`) and what (`value`)."""
-    turns = record.get("conversations")
-    if not isinstance(turns, list):
-        return None
-    said = [{"role": "system", "content": record["system"]}] if record.get("system") else []
-    return said + [_turn(f"{where}: conversations[{n}]", one) for n, one in enumerate(turns)]
-
-
-def _turn(where: str, turn):
-    if not isinstance(turn, dict) or "from" not in turn:
-        return turn  # a message, perhaps
-    speaker, value = turn["from"], turn.get("value")
-    if not isinstance(speaker, str) or speaker not in ROLES:
-        raise BadInput(f"{where}: from: found {_short(speaker)}; expected one of: {', '.join(ROLES)}")
-    if speaker != "function_call":
-        return {"role": ROLES[speaker], "content": value}
-    calls = _from_json(f"{where}: value", value, "a call of a tool")
-    return {"role": "assistant", "content": "", "tool_calls": calls if isinstance(calls, list) else [calls]}
+def _named(where: str, message: dict) -> dict:
+    """The message with `role` and `content`, ShareGPT's `from` and `value`, and with a role that templates know."""
+    said = {name: value for name, value in message.items() if value is not None}  # as parquet fills gaps
+    is_turn = "role" not in said and "from" in said
+    role = said.pop("from") if is_turn else said.get("role")
+    known = role.lower() if isinstance(role, str) else None
+    if is_turn and known not in (*ROLES, *CALLERS):
+        raise BadInput(
+            f"{where}: from: found {_short(role)}; expected one of: {', '.join((*ROLES, *CALLERS))}"
+        )
+    what = "value" if "value" in said and "content" not in said else "content"
+    if what == "value":
+        said["content"] = said.pop("value")
+    if known in CALLERS:
+        calls = _from_json(f"{where}: {what}", said.get("content"), "a call of a tool")
+        calls = calls if isinstance(calls, list) else [calls]
+        return {**said, "role": "assistant", "content": "", "tool_calls": calls}
+    if known in ROLES and (is_turn or known != "observation"):  # GLM's templates know this one as a role
+        said["role"] = ROLES[known]
+    return said
 
 
 def _message(where: str, message) -> dict:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+    there = _there(message) if isinstance(message, dict) else ""
+    message = _named(where, message) if there else message
+    if not there or not isinstance(message.get("role"), str):
         raise BadInput(
             f'{where}: expected an object like {{"role": "user", "content": "…"}}, found {_short(message)}'
         )
-    message = {name: value for name, value in message.items() if value is not None}  # as parquet fills gaps
     if message.get("function_call"):
         raise BadInput(
             f"{where}: function_call: found {_short(message['function_call'])}; expected tool_calls, a list such as "
             f"[{CALL}], which is what templates read"
         )
+    if message.get("weight", 1) not in (0, 1):
+        raise BadInput(
+            f"{where}: weight: found {_short(message['weight'])}; expected 1, or 0 for an answer that is not "
+            "to be learnt"
+        )
     if "tool_calls" in message:
         message["tool_calls"] = _tool_calls(f"{where}: tool_calls", message["tool_calls"])
     content = message.get("content", "" if message.get("tool_calls") else None)
     if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, dict) else None for part in content]
+        parts = [_part(one) for one in content]
         if not all(isinstance(part, str) for part in parts):
             raise BadInput(
                 f"{where}: content: expected text or parts of text, found {_short(content)}; only text is trained on"
             )
         content = "".join(parts)
     if not isinstance(content, str):
-        raise BadInput(f"{where}: content: expected a text, found {_short(content)}")
+        cure = (
+            f"{there}. Name so what is said, or leave such records away"
+            if content is None
+            else "write it as JSON in a text"
+        )
+        raise BadInput(f"{where}: content: expected a text, found {_short(content)}; {cure}")
     return {**message, "content": content}
+
+
+def _part(part):
+    """The text of one of a content's parts; None where it is another thing, or a thought, which is no answer."""
+    kinds = ("text", "input_text", "output_text")
+    return part.get("text") if isinstance(part, dict) and part.get("type", "text") in kinds else None
 
 
 def _tool_calls(where: str, calls) -> list[dict]:
@@ -284,7 +410,8 @@ def _is_json(where: str, value) -> None:
 
 def _string(where: str, record: dict, field: str) -> str:
     if not isinstance(record[field], str):
-        raise BadInput(f"{where}: field '{field}': expected a text, found {_short(record[field])}")
+        cure = "leave such records away" if record[field] is None else "write it as a text"
+        raise BadInput(f"{where}: field '{field}': expected a text, found {_short(record[field])}; {cure}")
     return record[field]
 
 
