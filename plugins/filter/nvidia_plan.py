@@ -249,7 +249,7 @@ def plan(
     if prebuilt:
         kind = kernel_kind(survey["kernel"], family)
         unattended += [*KERNELS, *([f"linux-{kind}"] if kind else [])]
-    builds = any("dkms" in package for package in [*wanted, *there])
+    builds = any(map(by_dkms, [*wanted, *there]))
     headers = header_packages(survey, words["kind"]) if builds and not prebuilt else []
     missing = [package for package in wanted if package not in whole]
     lacks_signed = any(name.startswith(SIGNED) for name in missing)
@@ -587,7 +587,12 @@ def dkms_packages(survey: Mapping[str, Any]) -> list[str]:
     """The packages of which DKMS builds the installed driver's modules."""
     installed = installed_branch(survey["packages"])
     found = [item["name"] for item in survey["packages"] if branch_of(item["version"]) == installed]
-    return [name for name in found if "dkms" in name]
+    return list(filter(by_dkms, found))
+
+
+def by_dkms(name: str) -> bool:
+    """Whether it is modules' source, which DKMS builds; nvidia-headless-no-dkms-580 is what goes without."""
+    return "dkms" in name and "no-dkms" not in name
 
 
 def kept(survey: Mapping[str, Any], cards: list[dict], options: Mapping[str, Any]) -> str:

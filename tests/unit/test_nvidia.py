@@ -294,6 +294,23 @@ def test_with_secure_boot_ubuntu_has_signed_modules():
     assert not plan_for(DEBIAN_12, "2204", survey={"secure_boot": True})["prebuilt"]
 
 
+@pytest.mark.parametrize("secure_boot", [True, False])
+@pytest.mark.parametrize("loaded", [{"version": "580.95.05", "open": True}, None])
+def test_signed_modules_stay_at_the_next_run(secure_boot, loaded):
+    """What goes without DKMS has it in its name; modules that DKMS built would take the place of the signed ones."""
+    names = plan_for(UBUNTU_24, "2204", survey={"secure_boot": True})["packages"]
+    assert "nvidia-headless-no-dkms-580-server-open" in names
+    there = {
+        "packages": [
+            package(name, "6.8.0-49.49" if name.startswith("linux-") else UBUNTUS) for name in names
+        ],
+        "modules": [{"path": "nvidia.ko", "version": "580.95.05", "open": True}],
+    }
+    again = plan_for(UBUNTU_24, "2204", survey={**there, "secure_boot": secure_boot, "loaded": loaded})
+    assert (again["packages"], again["missing"], again["headers"]) == (names, [], [])
+    assert again["prebuilt"] and not again["move"]
+
+
 def test_nvswitches_need_the_fabric_manager():
     eight = ["2330"] * 8
     plan = plan_for(UBUNTU_22, *eight, survey={"nvswitches": 4})
