@@ -185,7 +185,7 @@ def plan(
             "this host's driver came from NVIDIA's .run file, which packages cannot replace. Remove it (sudo "
             "nvidia-uninstall), reboot, and run again; or keep it, and add --skip-tags nvidia to each site.yml."
         )
-    if survey["loaded"] and not installed_branch(survey["packages"]) and not options["kernel"]:
+    if survey["loaded"] and not has_driver(survey) and not options["kernel"]:
         raise Refused(
             f"this host's kernel runs NVIDIA's driver {survey['loaded']['version']}, which is of no package that "
             "Trainyard knows, so that it would be installed over. If it works, keep it, and add --skip-tags nvidia to "
@@ -245,7 +245,7 @@ def plan(
     if keep:
         branch, modules, wanted, others, prebuilt = installed, keep, [], set(), signed
         if signed and not is_built(survey, installed):
-            wanted = signed_of_kernel(survey, installed, keep)
+            wanted = signed_of_kernel(survey, keep)
     if prebuilt:
         kind = kernel_kind(survey["kernel"], family)
         unattended += [*KERNELS, *([f"linux-{kind}"] if kind else [])]
@@ -473,7 +473,9 @@ def refuse_old_driver(
 ) -> None:
     """Raise Refused where a driver that is there, and that nobody asked to give way, does not run torch's build."""
     installed, least = installed_branch(survey["packages"]), least_branch(options, tables)
-    if installed and installed < least and options["source"] == "auto" and not options["branch"]:
+    if not has_driver(survey):
+        return
+    if installed < least and options["source"] == "auto" and not options["branch"]:
         raise Refused(
             f"{too_old_for_torch(installed, least, options, tables)}; a driver of {installed} is installed. Set "
             f"nvidia_branch: {least} to have it replaced, or python_env_torch to a build that it runs "
@@ -507,18 +509,11 @@ def other_build(options: Mapping[str, Any], tables: Mapping[str, Any], newer: bo
     return f"such as {version}+{tables['torch_older']}, from an index or a folder that has it"
 
 
-def signed_of_kernel(survey: Mapping[str, Any], branch: int, kind: str) -> list[str]:
-    """The package of signed modules for the running kernel, of the flavour that the owner has chosen.
-
-    Those of branches before may be there still.
-    """
-    found = (FLAVOUR.match(item["name"]) for item in survey["packages"])
-    flavours = {
-        one[1]
-        for one in found
-        if one and one[1].split("-")[0] == str(branch) and one[1].endswith("-open") == (kind == OPEN)
-    }
-    return [f"{SIGNED}{flavour}-{survey['kernel']}" for flavour in sorted(flavours)]
+def signed_of_kernel(survey: Mapping[str, Any], kind: str) -> list[str]:
+    """The package of signed modules for the running kernel, of the flavour that the owner has chosen."""
+    flavours = {FLAVOUR.match(name)[1] for name in signed_packages(survey)}
+    chosen = sorted(one for one in flavours if one.endswith("-open") == (kind == OPEN))
+    return [f"{SIGNED}{flavour}-{survey['kernel']}" for flavour in chosen]
 
 
 def choose_modules(
@@ -557,8 +552,12 @@ def choose_modules(
 
 
 def installed_version(packages: Iterable[Mapping[str, Any]]) -> str:
-    """The version of the installed driver's packages; empty without one."""
-    return next((item["version"] for item in packages if DRIVER.fullmatch(item["name"])), "")
+    """The version of the installed driver's packages; empty without one.
+
+    The newest: of a branch that Ubuntu has given up, empty packages stay beside the ones that they brought.
+    """
+    found = [item["version"] for item in packages if DRIVER.fullmatch(item["name"])]
+    return max(found, key=lambda version: numbers(version.rpartition(":")[2]), default="")
 
 
 def installed_branch(packages: Iterable[Mapping[str, Any]]) -> int | None:
@@ -577,10 +576,27 @@ def is_built(survey: Mapping[str, Any], branch: int) -> bool:
     return any(branch_of(module["version"]) == branch for module in survey["modules"])
 
 
+def has_driver(survey: Mapping[str, Any]) -> bool:
+    """Whether the installed branch has modules, too.
+
+    Its libraries come without them as nvidia-smi's package, or along with other programs.
+    """
+    installed = installed_branch(survey["packages"])
+    return bool(
+        installed and (is_built(survey, installed) or dkms_packages(survey) or signed_packages(survey))
+    )
+
+
 def has_signed(survey: Mapping[str, Any]) -> bool:
     """Whether the driver's modules are Ubuntu's signed ones, and none that DKMS builds."""
-    names = [item["name"] for item in survey["packages"]]
-    return any(name.startswith(SIGNED) for name in names) and not dkms_packages(survey)
+    return bool(signed_packages(survey)) and not dkms_packages(survey)
+
+
+def signed_packages(survey: Mapping[str, Any]) -> list[str]:
+    """The packages of signed modules that are of the installed branch; those of branches before may be there still."""
+    installed = str(installed_branch(survey["packages"]))
+    found = [FLAVOUR.match(item["name"]) for item in survey["packages"]]
+    return [one.string for one in found if one and one[1].split("-")[0] == installed]
 
 
 def dkms_packages(survey: Mapping[str, Any]) -> list[str]:
@@ -607,8 +623,7 @@ def kept(survey: Mapping[str, Any], cards: list[dict], options: Mapping[str, Any
         return ""
     if str(options["branch"]) not in ("", str(installed)):
         return ""
-    comes = is_built(survey, installed) or dkms_packages(survey) or has_signed(survey)
-    return kept_kind(survey, cards, options) if comes else ""
+    return kept_kind(survey, cards, options) if has_driver(survey) else ""
 
 
 def kept_kind(survey: Mapping[str, Any], cards: list[dict], options: Mapping[str, Any]) -> str:
@@ -619,9 +634,11 @@ def kept_kind(survey: Mapping[str, Any], cards: list[dict], options: Mapping[str
         for module in survey["modules"]
         if branch_of(module["version"]) == installed
     ]
-    signed = [item["name"] for item in survey["packages"] if item["name"].startswith(SIGNED)]
-    kinds = kinds or [OPEN if "open" in name else PROPRIETARY for name in dkms_packages(survey) or signed]
-    for kind in kinds:
+    sources = dkms_packages(survey) or signed_packages(survey)
+    kinds = kinds or [OPEN if "open" in name else PROPRIETARY for name in sources]
+    # Where both are there, the one that the kernel has taken.
+    loaded = bool(survey["loaded"] and survey["loaded"]["open"])
+    for kind in sorted(kinds, key=lambda kind: (kind == OPEN) != loaded) if survey["loaded"] else kinds:
         fits = all(
             kind in card["generation"]["modules"]
             and card["generation"]["branch"]["from"]

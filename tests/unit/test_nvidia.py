@@ -627,6 +627,44 @@ def test_ubuntus_own_signed_driver_stays():
     assert SIGNED_KERNEL not in found["hold"]
 
 
+def test_the_empty_packages_of_a_branch_that_ubuntu_has_given_up_are_not_the_driver():
+    """They bring 580's, and keep the version that they were emptied with."""
+    there = copy.deepcopy(SIGNED)
+    names = ("libnvidia-compute-570", "nvidia-driver-570-open", "nvidia-utils-570", "nvidia-dkms-570-open")
+    there["packages"][:0] = [package(name, "570.211.01-0ubuntu1.24.04.1") for name in names]
+    plan = plan_for(UBUNTU_24, "2684", survey=there, torch="torch==2.13.0")
+    assert (plan["source"], plan["branch"], plan["packages"], plan["move"]) == ("installed", 580, [], False)
+    assert plan["prebuilt"] and "Pin: version 580.*" in plan["preferences"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "names", "version"),
+    [
+        (UBUNTU_24, ("libnvidia-compute-535", "nvidia-utils-535"), "535.288.01-0ubuntu0.24.04.1"),
+        (DEBIAN_12, ("libcuda1", "nvidia-smi"), "535.261.03-1"),
+    ],
+)
+def test_libraries_without_modules_are_no_driver(facts, names, version):
+    """As `apt install nvidia-utils-535` leaves them, which a shell advises for nvidia-smi."""
+    there = {"packages": [package(name, version) for name in names], "nouveau": True}
+    plan = plan_for(facts, "2684", survey=there, torch="torch==2.13.0")
+    assert plan["branch"] == 580 and plan["move"] and plan["missing"]
+    grid = {**there, "loaded": {"version": "550.127.05", "open": False}}  # a provider's own, beside them
+    assert "driver 550.127.05, which is of no package" in refused(facts, "2684", survey=grid)
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_of_both_kinds_of_modules_the_loaded_one_counts(is_open):
+    """As they stay when somebody goes over from one to the other: no boot would bring the other one."""
+    there = copy.deepcopy(SIGNED)
+    there["packages"].append(package(SIGNED_KERNEL.replace("-open", ""), "6.8.0-49.49"))
+    there["modules"] = [{"path": "nvidia.ko", "version": "580.95.05", "open": kind} for kind in (True, False)]
+    there["loaded"] = {"version": "580.95.05", "open": is_open}
+    plan = plan_for(UBUNTU_24, "2684", survey=there)
+    assert plan["modules"] == ("open" if is_open else "proprietary") and plan["packages"] == []
+    assert nvidia_outcome(look(UBUNTU_24, "2684", **there), plan, False)["running"]
+
+
 def test_ubuntus_own_proprietary_driver_stays_where_it_serves():
     plan = plan_for(UBUNTU_24, "2482", survey=BY_DKMS)
     assert (plan["source"], plan["modules"]) == ("installed", "proprietary")
@@ -726,10 +764,13 @@ def test_half_a_driver_is_completed_or_replaced():
 def test_the_owners_signed_driver_gets_the_modules_of_a_new_kernel(secure_boot):
     """As after a boot into one: they may need a newer driver of the branch, whose packages are held."""
     there = copy.deepcopy({**SIGNED, "modules": [], "secure_boot": secure_boot})
-    there["packages"].append(package("linux-modules-nvidia-570-open-6.8.0-40-generic", "6.8.0-40.40"))
+    for flavour in ("570-open", "535", "fs"):  # the last is no driver at all
+        old = f"linux-modules-nvidia-{flavour}-6.8.0-40-generic"
+        there["packages"].insert(0, package(old, "6.8.0-40.40"))
     plan = plan_for(UBUNTU_24, "2684", survey=there)
     assert (plan["source"], plan["branch"], plan["prebuilt"], plan["move"]) == ("installed", 580, True, True)
     assert plan["missing"] == ["linux-modules-nvidia-580-open-6.8.0-49-generic"] and plan["remove"] == []
+    assert plan["modules"] == "open"
 
 
 @pytest.mark.parametrize(("dkms", "kind"), [("nvidia-dkms-open", "open"), ("nvidia-dkms", "proprietary")])
