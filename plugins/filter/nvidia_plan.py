@@ -19,8 +19,8 @@ KERNEL_KIND = {
     "Debian": r"-((?:cloud-|rt-)?(?:amd64|arm64))$",  # 6.1.0-50-cloud-amd64
     "Ubuntu": r"-\d+-([a-z][a-z0-9-]*)$",  # 6.8.0-49-generic
 }
-# How NVIDIA's repository for Ubuntu numbers its packages. Ubuntu's own, some of which have the same names, end in their
-# release (580.95.05-0ubuntu0.24.04.1).
+# How NVIDIA's repository numbers its packages. The distributions' own, some of which have the same names, end in their
+# release (580.95.05-0ubuntu0.24.04.1, 580.142-1~bpo13+1).
 NVIDIAS = r"[\d.]+-\d+(ubuntu\d+)?"
 SIGNED = "linux-modules-nvidia-"  # modules that Ubuntu has built and signed, a package for each kernel
 FLAVOUR = re.compile(rf"{SIGNED}(\d+(?:-server)?(?:-open)?)-")
@@ -165,12 +165,13 @@ def plan(
 ) -> dict:
     """What a host with cards gets; raises Refused.
 
-    {cards: [{address, device, name}], modules, source, branch, kernel; family: the distributions'; offers: the function
-    offered's; stays: whether it is a driver that is there, and that nobody asked to give way; headers, packages: to
-    have; remove: those of the other kind of modules; move: whether installed packages give way to others; upgrade:
-    installed packages of the branch; missing: packages that are not there; sources: text of our file for apt, "" for
-    none; key: {url, fingerprint, path} or None; preferences: text; unattended: what unattended upgrades pass over, as
-    beginnings of names; prebuilt, fabric, umad, peermem: bool; cuda: {from, to}; says: a line}.
+    {cards: [{address, device, name}], modules, source, branch, kernel; family: the distributions'; offers: the
+    function offered's; stays: whether it is a driver that is there, and that nobody asked to give way; headers,
+    packages: to have; remove: modules of the other kind or another branch; move: whether installed packages give way
+    to others; upgrade: installed packages of the branch; missing: packages that are not there; sources: text of our
+    file for apt, "" for none; key: {url, fingerprint, path} or None; preferences: text; unattended: what unattended
+    upgrades pass over, as beginnings of names; prebuilt, fabric, umad, peermem: bool; cuda: {from, to}; says: a
+    line}.
     """
     name = f"{facts['distribution']} {release(facts)}"
     distribution = tables["distributions"].get(name)
@@ -194,7 +195,7 @@ def plan(
     family = facts["distribution"]
     refuse_cards_without_code(cards, options, tables)
     offers = offered(options, tables, distribution, cards, survey, facts)
-    refuse_old_driver(survey, options, tables)
+    refuse_old_driver(survey, options, tables, offers)
     there_already = next((one for one in offers if installed_whole(one, family, survey, tables)), None)
     asked = (options["source"], options["modules"], str(options["branch"])) != ("auto", "auto", "")
     source, branch = choose_branch(offers, there_already, options.get("common") or {}, asked)
@@ -241,7 +242,12 @@ def plan(
     whole = {item["name"] for item in survey["packages"] if item["whole"]}
     installed = installed_branch(survey["packages"])
     lacks_fabric = fabric and "nvidia-fabricmanager.service" not in survey["units"]
-    keep = "" if there_already or ours or lacks_fabric else kept(survey, cards, options)
+    stuck = (
+        installed == distribution["branch"]
+        and not is_built(survey, installed)
+        and cannot_be_built(distribution, survey)
+    )
+    keep = "" if there_already or ours or lacks_fabric or stuck else kept(survey, cards, options)
     if keep:
         branch, modules, wanted, others, prebuilt = installed, keep, [], set(), signed
         if signed and not is_built(survey, installed):
@@ -265,6 +271,11 @@ def plan(
         )
     if missing:
         check_room(survey["free_bytes"], tables["room"])
+    # Of another branch, too: both would be built.
+    remove = (there & others) | (set() if keep else set(dkms_packages(survey)) - set(wanted))
+    origin = "already installed" if keep else f"from {WORDS[source]}"
+    if remove or installed not in (None, branch):
+        origin += f", in place of {installed_version(survey['packages'])}"
     sources = "" if keep else sources_text(source, family, distribution, survey, facts, options)
     return {
         "cards": [
@@ -279,7 +290,7 @@ def plan(
         "stays": bool(keep or (there_already and not asked)),
         "headers": headers,
         "packages": wanted,
-        "remove": sorted(there & others),
+        "remove": sorted(remove),
         "move": move,
         "upgrade": upgrade,
         "missing": missing,
@@ -294,7 +305,7 @@ def plan(
         "peermem": bool(options["rdma"]),
         "kernel": survey["kernel"],
         "cuda": cuda,
-        "says": says(cards, modules, branch, "already installed" if keep else f"from {WORDS[source]}"),
+        "says": says(cards, modules, branch, origin),
     }
 
 
@@ -333,7 +344,7 @@ def offered(
     if options["source"] in ("auto", "distribution"):
         offers.append(("distribution", asked or distribution["branch"]))
     if options["source"] in ("auto", "nvidia"):
-        offers.append(("nvidia", asked or tables["branch"]))
+        offers.append(("nvidia", asked or max(tables["branch"], distribution["repository"].get("first", 0))))
     return [
         {
             "source": source,
@@ -366,7 +377,7 @@ def comes_from(
     found, scheme = survey["packages"], tables["packages"][source][family]
     if installed_branch(found) != branch:
         return False
-    if (source, family) == ("nvidia", "Ubuntu") and not re.fullmatch(NVIDIAS, installed_version(found)):
+    if source == "nvidia" and not re.fullmatch(NVIDIAS, installed_version(found)):
         return False
     built = {text.format(branch=branch) for kind in scheme["modules"].values() for text in kind}
     signed = tuple(
@@ -390,7 +401,8 @@ def choose_branch(
         faults = [f"{WORDS[one['source']]}, branch {one['branch']}: {one['fault']}" for one in offers]
         raise Refused(
             f"no driver serves this host. {'; '.join(faults)}. Change nvidia_branch or nvidia_source, take the card "
-            f"out, or leave the host out of the role; {GUIDE} has the table."
+            "out, or install the driver yourself and add --skip-tags nvidia to each site.yml; "
+            f"{GUIDE} has the table."
         )
     first = [(one.get("source"), one.get("branch")) for one in (there or {}, common)]
     return next((one for one in (reversed(first) if asked else first) if one in serving), serving[0])
@@ -422,10 +434,10 @@ def branch_fault(
             return f"it has {', '.join(map(str, offered))} alone"
         if options["modules"] not in ("auto", *distribution.get("modules", (OPEN, PROPRIETARY))):
             return f"its {options['modules']} kernel modules cannot be installed together with its driver"
-        first = distribution.get("kernel_below")
-        if first and numbers(survey["kernel"]) >= numbers(first):
+        if cannot_be_built(distribution, survey):
             return (
-                f"its modules cannot be built for kernels from {first} on; this host runs {survey['kernel']}"
+                f"its modules cannot be built for kernels from {distribution['kernel_below']} on; this host runs "
+                f"{survey['kernel']}"
             )
         scheme = tables["packages"][source][facts["distribution"]]
         if survey["nvswitches"] and "fabric" not in scheme:
@@ -435,11 +447,19 @@ def branch_fault(
         return ""
     if facts["architecture"] not in distribution["repository"]["directories"]:
         return f"there is none for {facts['architecture']}"
+    if branch < (first := distribution["repository"].get("first", 0)):
+        return f"for {facts['distribution']} {release(facts)} it has {first} and later alone"
     if branch >= tables["renamed_since"] and (facts["distribution"] == "Ubuntu" or switches):
         return (
             f"from {tables['renamed_since']} on its packages have other names, which this role does not know"
         )
     return ""
+
+
+def cannot_be_built(distribution: Mapping[str, Any], survey: Mapping[str, Any]) -> bool:
+    """Whether the running kernel is too new for the distribution's modules."""
+    first = distribution.get("kernel_below")
+    return bool(first) and numbers(survey["kernel"]) >= numbers(first)
 
 
 def torch_cuda(options: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
@@ -469,16 +489,17 @@ def too_old_for_torch(branch: int, least: int, options: Mapping[str, Any], table
 
 
 def refuse_old_driver(
-    survey: Mapping[str, Any], options: Mapping[str, Any], tables: Mapping[str, Any]
+    survey: Mapping[str, Any], options: Mapping[str, Any], tables: Mapping[str, Any], offers: list[dict]
 ) -> None:
     """Raise Refused where a driver that is there, and that nobody asked to give way, does not run torch's build."""
     installed, least = installed_branch(survey["packages"]), least_branch(options, tables)
     if not has_driver(survey):
         return
     if installed < least and options["source"] == "auto" and not options["branch"]:
+        to_have = next((one["branch"] for one in offers if not one["fault"]), least)
         raise Refused(
             f"{too_old_for_torch(installed, least, options, tables)}; a driver of {installed} is installed. Set "
-            f"nvidia_branch: {least} to have it replaced, or python_env_torch to a build that it runs "
+            f"nvidia_branch: {to_have} to have it replaced, or python_env_torch to a build that it runs "
             f"({other_build(options, tables)}), for all hosts; {GUIDE} has the table."
         )
 

@@ -215,7 +215,7 @@ def test_later_cards_are_of_generations_that_their_branch_serves():
             DEBIAN_13,
             "2c05",
             "nvidia",
-            580,
+            590,
             ["nvidia-kernel-open-dkms", "nvidia-driver-cuda", "nvidia-persistenced"],
         ),
         (
@@ -586,6 +586,63 @@ def test_a_driver_whose_modules_did_not_compile_gives_way_to_another_source():
     assert other["move"] and other["remove"] == ["nvidia-kernel-dkms"]
 
 
+def test_nvidias_repository_for_debian_13_began_with_a_later_branch():
+    """Its 580 would not be found there, and apt would take the newest of all instead."""
+    plan = plan_for(DEBIAN_13, "2c05", cuda_toolkit=True)
+    assert "Pin: version 590.*" in plan["preferences"] and "cuda-toolkit-13-1" in plan["packages"]
+    asked = refused(DEBIAN_13, "2204", branch="580")
+    assert "NVIDIA's repository, branch 580: for Debian 13 it has 590 and later alone" in asked
+    new = {"kernel": "6.12.117+deb13-amd64"}
+    old_card = refused(DEBIAN_13, "1b06", survey=new)
+    assert (
+        "NVIDIA's repository, branch 590: the Pascal card" in old_card and "is served up to 580" in old_card
+    )
+    assert "install the driver yourself and add --skip-tags nvidia" in old_card
+    installed = refused(DEBIAN_13, "2204", survey=WHOLE_535, torch="torch==2.13.0")
+    assert "a driver of 535 is installed. Set nvidia_branch: 590" in installed
+
+
+def test_a_branch_to_set_is_one_that_the_host_can_have():
+    old = {"packages": [package("libnvidia-compute-470", UBUNTUS.replace("580", "470"))]}
+    old["modules"] = [{"path": "nvidia.ko", "version": "470.95.05", "open": False}]
+    assert "Set nvidia_branch: 580" in refused(UBUNTU_24, "1b80", survey=old, torch="torch==2.13.0+cu126")
+
+
+def test_debians_own_driver_from_backports_is_not_taken_for_nvidias():
+    names = ("libcuda1", "nvidia-smi", "nvidia-persistenced", "nvidia-kernel-dkms")
+    there = {"packages": [package(name, "580.142-1~bpo12+1") for name in names]}
+    plan = plan_for(DEBIAN_12, "2204", survey=there, torch="torch==2.13.0")
+    assert (plan["source"], plan["branch"], plan["packages"], plan["sources"]) == ("installed", 580, [], "")
+
+
+def test_a_driver_that_cannot_be_built_for_the_running_kernel_gives_way():
+    names = ("libcuda1", "nvidia-smi", "nvidia-persistenced", "nvidia-kernel-dkms")
+    there = {"packages": [package(name, "550.163.01-2") for name in names], "kernel": "6.12.117+deb13-amd64"}
+    plan = plan_for(DEBIAN_13, "2204", survey=there)
+    assert (plan["source"], plan["branch"], plan["move"]) == ("nvidia", 590, True)
+    assert plan["remove"] == ["nvidia-kernel-dkms"]
+    assert plan["says"].endswith("from NVIDIA's repository, in place of 550.163.01-2")
+    built = {**there, "modules": [{"path": "nvidia.ko", "version": "550.163.01", "open": False}]}
+    assert plan_for(DEBIAN_13, "2204", survey=built)["source"] == "installed"  # by whichever patch
+
+
+@pytest.mark.parametrize(
+    ("dkms", "compute", "version"),
+    [
+        ("nvidia-dkms-565", "libnvidia-compute-565", "565.57.01-0ubuntu1"),
+        ("nvidia-dkms-open", "libnvidia-compute", "615.71.09-1ubuntu1"),
+    ],
+)
+def test_modules_of_another_branch_go_with_it_and_it_is_told(dkms, compute, version):
+    there = {
+        "packages": [package(compute, version), package(dkms, version), package("nvidia-fs-dkms", "2.26")]
+    }
+    plan = plan_for(UBUNTU_24, "2204", survey=there, branch="580")
+    assert plan["move"] and plan["remove"] == [dkms]
+    assert plan["says"].endswith(f"from the distribution, in place of {version}")
+    assert "in place of" not in plan_for(UBUNTU_24, "2204", survey=SIGNED)["says"]
+
+
 def test_a_kernel_that_is_too_new_for_the_distributions_driver():
     new = {"kernel": "6.12.117+deb13-amd64"}
     assert plan_for(DEBIAN_13, "2204", survey=new)["source"] == "nvidia"
@@ -799,7 +856,7 @@ OLDER = {"torch": "torch==2.13.0+cu126"}
 @pytest.mark.parametrize("facts", [DEBIAN_12, DEBIAN_13])
 def test_a_fresh_host_has_a_driver_that_runs_torchs_build(facts):
     plan = plan_for(facts, "2204", **TORCH)
-    assert (plan["source"], plan["branch"]) == ("nvidia", 580)
+    assert (plan["source"], plan["branch"]) == ("nvidia", 590 if facts is DEBIAN_13 else 580)
     assert plan_for(facts, "2204", **OLDER)["source"] == "distribution"
     for unknown in ("torch==2.13.0+cpu", "torch==2.13.0+rocm7.1", ""):
         assert plan_for(facts, "2204", torch=unknown)["source"] == "distribution"
