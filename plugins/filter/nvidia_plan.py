@@ -27,7 +27,8 @@ FLAVOUR = re.compile(rf"{SIGNED}(\d+(?:-server)?(?:-open)?)-")
 # What unattended upgrades pass over: the driver; and, where each kernel's modules are packages, the kernels.
 DRIVERS = ["nvidia", "libnvidia", "linux-modules-nvidia", "libcuda", "libcudadebugger", "cuda-drivers"]
 KERNELS = ["linux-image", "linux-headers", "linux-modules"]
-UNUSABLE = ("vfio-pci", "pci-stub")  # the card belongs to a virtual machine
+# The card belongs to a virtual machine: KVM's, Grace Hopper's own (nvgrace-gpu-vfio-pci), Xen's.
+UNUSABLE = ("vfio-pci", "pci-stub", "pciback")
 GB = 10**9
 GUIDE = "docs/gpus.md"
 
@@ -87,7 +88,7 @@ def usable_cards(
     cards = []
     for card in survey["cards"]:
         where = f"{card['address']} (PCI id 10de:{card['device']})"
-        if card["driver"] in UNUSABLE:
+        if (card["driver"] or "").endswith(UNUSABLE):
             notes.append(f"the card at {where} is reserved for virtual machines ({card['driver']}): left out")
         elif within(card["device"], tables["too_old"]):
             notes.append(
@@ -99,6 +100,13 @@ def usable_cards(
             if not generation:
                 generation = as_told(where, options)
             cards.append({"address": card["address"], "device": card["device"], "generation": generation})
+    served = [card["address"] for card in cards]
+    for card in survey["cards"]:
+        if served and card["driver"] == "nouveau" and card["address"] not in served:
+            notes.append(
+                f"nouveau, which drives the card at {card['address']}, is kept from loading for the others' sake: a "
+                "screen at it has the firmware's plain picture after a reboot; attach it to another card"
+            )
     return cards
 
 
@@ -883,8 +891,8 @@ def nvidia_outcome(
                 f"the kernel runs the {kinds[loaded['open']]} module {loaded['version']}, installed is the "
                 f"{kinds[module['open']]} {module['version']}"
             )
-        elif not loaded and survey["nouveau"]:
-            why = "the kernel runs nouveau, which gives way to the installed driver at a boot"
+        elif not loaded and (other := kernels_own(survey)):
+            why = f"the kernel runs {other}, which gives way to the installed driver at a boot"
     if signing and not (loaded and not why):
         told.append(secure_boot_words())
     if why and reboot and rejected:
@@ -932,6 +940,14 @@ def nvidia_outcome(
         "problems": problems,
         "says": told,
     }
+
+
+def kernels_own(survey: Mapping[str, Any]) -> str:
+    """The kernel's own driver that is in the way: nouveau, or nova_core, which comes after it; "" without one."""
+    if survey["nouveau"]:
+        return "nouveau"
+    names = [(card["driver"] or "").lower().replace("_", "") for card in survey["cards"]]
+    return "nova_core" if "novacore" in names else ""  # PCI has it as NovaCore
 
 
 def nvidia_held(packages: Iterable[Mapping[str, Any]], note: str | None) -> list[str]:

@@ -415,11 +415,22 @@ def test_a_host_without_a_card_is_passed_over_or_refused():
     assert "nvidia_required is true" in refused(DEBIAN_12, required=True)
 
 
-def test_a_card_of_a_virtual_machine_is_not_ours():
+@pytest.mark.parametrize("driver", ["vfio-pci", "nvgrace-gpu-vfio-pci", "pci-stub", "pciback"])
+def test_a_card_of_a_virtual_machine_is_not_ours(driver):
     survey = look(DEBIAN_12, "2204")
-    survey["cards"][0]["driver"] = "vfio-pci"
+    survey["cards"][0]["driver"] = driver
     found = nvidia_plan(survey, DEBIAN_12, options(), TABLES)
-    assert found["skip"] and "vfio-pci" in found["notes"][0]
+    assert found["skip"] and driver in found["notes"][0]
+
+
+def test_the_screen_of_an_old_card_that_loses_nouveau_is_told():
+    survey = look(DEBIAN_12, "128b", "2204", nouveau=True)
+    for card in survey["cards"]:
+        card["driver"] = "nouveau"
+    found = nvidia_plan(survey, DEBIAN_12, options(), TABLES)
+    assert len(found["notes"]) == 2 and "nouveau, which drives the card at 0000:01:00.0" in found["notes"][1]
+    alone = {**survey, "cards": survey["cards"][:1]}  # which stays as it is
+    assert len(nvidia_plan(alone, DEBIAN_12, options(), TABLES)["notes"]) == 1
 
 
 def test_a_container_is_left_to_its_machine():
@@ -1175,6 +1186,15 @@ def test_no_driver_takes_the_place_of_the_one_that_a_run_lives_by(given, refuses
         return
     said = refused(UBUNTU_24, "2c05", survey=there, **given)
     assert "first is training here" in said and "playbooks/stop.yml" in said
+
+
+def test_the_kernels_newer_driver_is_in_the_way_as_nouveau_is():
+    """NVIDIA's module would not load while it has the card: "already bound to NovaCore"."""
+    card = {"address": "0000:01:00.0", "device": "2204", "class": "0300", "driver": "NovaCore"}
+    found = outcome(cards=[card])
+    assert "runs nova_core, which gives way" in found["pending"] and not found["load"]
+    settle = yaml.safe_load((ROOT / "roles/nvidia/tasks/settle.yml").read_text())[0]
+    assert "\nblacklist nova_core\n" in settle["ansible.builtin.copy"]["content"]
 
 
 def test_secure_boot_is_told_until_the_module_runs():
