@@ -29,6 +29,7 @@ DRIVERS = ["nvidia", "libnvidia", "linux-modules-nvidia", "libcuda", "libcudadeb
 KERNELS = ["linux-image", "linux-headers", "linux-modules"]
 # The card belongs to a virtual machine: KVM's, Grace Hopper's own (nvgrace-gpu-vfio-pci), Xen's.
 UNUSABLE = ("vfio-pci", "pci-stub", "pciback")
+CORRUPTED = 14  # nvidia-smi's status where a card's infoROM is
 GB = 10**9
 GUIDE = "docs/gpus.md"
 
@@ -209,7 +210,7 @@ def plan(
     source, branch = choose_branch(offers, there_already, options.get("common") or {}, asked)
     modules = choose_modules(options, tables, cards, branch)
     ours = comes_from(source, branch, family, survey, tables)
-    stays = ours and all(one["whole"] for one in survey["packages"])
+    stays = ours and is_whole(survey)
     if stays and options["modules"] == "auto":
         modules = kept_kind(survey, cards, options) or modules
     tells = [card["generation"]["cuda"] for card in cards]
@@ -260,6 +261,7 @@ def plan(
         branch, modules, wanted, others, prebuilt = installed, keep, [], set(), signed
         if signed and not is_built(survey, installed):
             wanted = signed_of_kernel(survey, keep)
+        wanted = [*wanted, *lacking_tools(survey)]
     if prebuilt:
         kind = kernel_kind(survey["kernel"], family)
         unattended += [*KERNELS, *([f"linux-{kind}"] if kind else [])]
@@ -367,8 +369,8 @@ def installed_whole(
     offer: Mapping[str, Any], family: str, survey: Mapping[str, Any], tables: Mapping[str, Any]
 ) -> bool:
     """Whether the driver of an offer that serves the host is the one that is there, and nothing of it is broken."""
-    found, names = survey["packages"], {one["name"] for one in survey["packages"]}
-    if offer["fault"] or not all(one["whole"] for one in found):
+    names = {one["name"] for one in survey["packages"]}
+    if offer["fault"] or not is_whole(survey):
         return False
     scheme = tables["packages"][offer["source"]][family]
     return comes_from(offer["source"], offer["branch"], family, survey, tables) and any(
@@ -605,6 +607,33 @@ def is_built(survey: Mapping[str, Any], branch: int) -> bool:
     return any(branch_of(module["version"]) == branch for module in survey["modules"])
 
 
+def is_whole(survey: Mapping[str, Any]) -> bool:
+    """Whether no package of the driver's is half installed; a toolkit's, say, or a container's, is none."""
+    installed, signed = installed_branch(survey["packages"]), signed_packages(survey)
+    return all(
+        item["whole"]
+        for item in survey["packages"]
+        if branch_of(item["version"]) == installed or item["name"] in signed
+    )
+
+
+def lacking_tools(survey: Mapping[str, Any]) -> list[str]:
+    """The package with nvidia-smi for Ubuntu's installed driver, where it is not there.
+
+    `ubuntu-drivers install --gpgpu` leaves it out.
+    """
+    installed, names = installed_branch(survey["packages"]), [item["name"] for item in survey["packages"]]
+    libraries = [
+        item["name"]
+        for item in survey["packages"]
+        if re.fullmatch(r"libnvidia-compute-\d+(-server)?", item["name"])
+        and branch_of(item["version"]) == installed
+    ]
+    if not libraries or any(name.startswith("nvidia-utils") for name in names):
+        return []
+    return [libraries[-1].replace("libnvidia-compute", "nvidia-utils")]
+
+
 def has_driver(survey: Mapping[str, Any]) -> bool:
     """Whether the installed branch has modules, too.
 
@@ -647,8 +676,8 @@ def kept(survey: Mapping[str, Any], cards: list[dict], options: Mapping[str, Any
     with another kernel, and it is what the inventory asks for. Where it came from is not known, so that a wish for a
     source replaces it.
     """
-    installed, found = installed_branch(survey["packages"]), survey["packages"]
-    if not installed or not all(one["whole"] for one in found) or options["source"] != "auto":
+    installed = installed_branch(survey["packages"])
+    if not installed or not is_whole(survey) or options["source"] != "auto":
         return ""
     if str(options["branch"]) not in ("", str(installed)):
         return ""
@@ -974,12 +1003,27 @@ def secure_boot_words() -> str:
 def nvidia_answer(smi: Mapping[str, Any], plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> str:
     """What is wrong with nvidia-smi's answer; "" if nothing is.
 
-    `smi`: rc, stdout_lines (bus id, version) and stderr_lines of its task; `plan` and `outcome`: what the functions of
-    these names returned.
+    `smi`: rc, stdout_lines (bus id, version), stderr_lines and msg of its task; `plan` and `outcome`: what the
+    functions of these names returned.
     """
-    lines, errors = (smi.get(name, []) for name in ("stdout_lines", "stderr_lines"))
+    written = smi.get("stdout_lines", [])
+    lines = [line for line in written if re.match(r"[0-9A-Fa-f]{8}:", line)]
+    # Warnings stand below the cards, such as of an infoROM that is corrupted, by which they work.
+    errors = [line for line in written if line not in lines] + smi.get("stderr_lines", [])
     cards = plan["cards"]
-    if smi["rc"] != 0 or len(lines) < len(cards):
+    if "No such file" in smi.get("msg", ""):
+        return (
+            "the program nvidia-smi is not there, so that nobody can say whether the driver serves the cards. Install "
+            f"the package that has it: nvidia-utils-{plan['branch']} on Ubuntu (with -server where the driver's have "
+            "it), nvidia-smi or nvidia-driver-cuda on Debian; and run again."
+        )
+    if any("library version mismatch" in line for line in errors):
+        return (
+            f"the driver's libraries are of another release than the kernel module {outcome['version']} "
+            f"({' '.join(errors[:2])}). Run again with -e '{{\"nvidia_upgrade\": true}}', which brings the newest of "
+            "both, and reboot."
+        )
+    if smi["rc"] not in (0, CORRUPTED) or len(lines) < len(cards):
         return (
             f"nvidia-smi names {len(lines)} cards, {len(cards)} are on the PCI bus "
             f"({' '.join((lines + errors)[:2])}). `dmesg | grep -i -e nvrm -e xid` on the host says what "

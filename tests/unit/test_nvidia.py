@@ -567,15 +567,15 @@ def test_the_pin_names_the_branch():
 def test_a_driver_that_serves_the_cards_stays():
     there = {
         "packages": [
-            package("libnvidia-compute-570", "570.133.20-0ubuntu1"),
-            package("nvidia-dkms-570-open", "570.133.20-0ubuntu1"),
+            package(name, "570.133.20-0ubuntu1")
+            for name in ("libnvidia-compute-570", "nvidia-dkms-570-open", "nvidia-utils-570")
         ],
         "modules": [{"path": "nvidia.ko", "version": "570.133.20", "open": True}],
     }
     plan = plan_for(UBUNTU_24, "2c05", survey=there)
     assert (plan["source"], plan["branch"], plan["packages"], plan["move"]) == ("installed", 570, [], False)
     assert plan["says"].endswith("already installed")
-    assert plan["upgrade"] == ["libnvidia-compute-570", "nvidia-dkms-570-open"]
+    assert plan["upgrade"] == ["libnvidia-compute-570", "nvidia-dkms-570-open", "nvidia-utils-570"]
     asked = plan_for(UBUNTU_24, "2c05", survey=there, branch="580")
     assert asked["move"] and asked["packages"][0] == "nvidia-dkms-580-server-open"
 
@@ -731,6 +731,30 @@ def test_of_both_kinds_of_modules_the_loaded_one_counts(is_open):
     plan = plan_for(UBUNTU_24, "2684", survey=there)
     assert plan["modules"] == ("open" if is_open else "proprietary") and plan["packages"] == []
     assert nvidia_outcome(look(UBUNTU_24, "2684", **there), plan, False)["running"]
+
+
+def test_what_is_broken_beside_a_driver_does_not_cost_it_its_place():
+    there = copy.deepcopy(SIGNED)
+    there["packages"].append({**package("nvidia-container-toolkit", "1.17.8-1"), "whole": False})
+    assert plan_for(UBUNTU_24, "2684", survey=there)["source"] == "installed"
+    there["packages"][-2]["whole"] = False  # but its modules do
+    assert there["packages"][-2]["name"] == SIGNED_KERNEL
+    assert plan_for(UBUNTU_24, "2684", survey=there)["source"] == "distribution"
+
+
+def test_a_driver_without_nvidia_smi_gets_it():
+    """As `ubuntu-drivers install --gpgpu` leaves it; of the driver nothing else changes."""
+    names = ("libnvidia-compute-570-server", "libnvidia-compute-570-server:i386", "nvidia-dkms-570-server")
+    there = {"packages": [package(name, "570.172.08-0ubuntu0.24.04.1") for name in names]}
+    plan = plan_for(UBUNTU_24, "2204", survey=there)
+    assert (plan["source"], plan["packages"], plan["move"]) == (
+        "installed",
+        ["nvidia-utils-570-server"],
+        False,
+    )
+    there["packages"].append(package("nvidia-utils-570-server", "570.172.08-0ubuntu0.24.04.1"))
+    plan = plan_for(UBUNTU_24, "2204", survey=there)
+    assert (plan["packages"], plan["move"]) == ([], False)
 
 
 def test_ubuntus_own_proprietary_driver_stays_where_it_serves():
@@ -1388,16 +1412,22 @@ def test_a_fresh_ubuntu_beside_one_with_ubuntus_own_driver_has_the_distributions
         assert (common["says"], common["apart"]) == ("", [])
 
 
-def answer(*lines, rc=0, cards=2):
-    smi = {"rc": rc, "stdout_lines": list(lines), "stderr_lines": []}
-    return nvidia_answer(smi, {"cards": [{}] * cards}, {"version": "580.95.05"})
+def answer(*lines, rc=0, cards=2, **more):
+    smi = {"rc": rc, "stdout_lines": list(lines), "stderr_lines": [], **more}
+    return nvidia_answer(smi, {"cards": [{}] * cards, "branch": 580}, {"version": "580.95.05"})
 
 
 def test_nvidia_smi_answers_for_every_card_with_the_installed_version():
     good, other = "00000000:01:00.0, 580.95.05", "00000000:02:00.0, 580.82.07"
     assert answer(good, good.replace(":01:", ":02:")) == ""
     assert "names 1 cards, 2 are on the PCI bus" in answer(good)
-    assert "Failed to initialize NVML" in answer("Failed to initialize NVML: Driver mismatch", rc=18, cards=1)
+    assert "Failed to initialize NVML" in answer("Failed to initialize NVML: Unknown Error", rc=255, cards=1)
+    mismatch = answer("Failed to initialize NVML: Driver/library version mismatch", rc=18, cards=1)
+    assert "another release than the kernel module 580.95.05" in mismatch and "nvidia_upgrade" in mismatch
+    nothing = answer(rc=2, msg="[Errno 2] No such file or directory: b'nvidia-smi'")
+    assert "nvidia-smi is not there" in nothing and "nvidia-utils-580" in nothing
+    warning = "WARNING: infoROM is corrupted at gpu 0000:01:00.0"  # whose card trains all the same
+    assert answer(good, warning, cards=1) == answer(good, warning, cards=1, rc=14) == ""
     fault = answer(good, other)
     assert "says that driver 580.82.07 runs the card at 00000000:02:00.0" in fault and "580.95.05" in fault
 
