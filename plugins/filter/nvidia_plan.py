@@ -231,8 +231,12 @@ def plan(
     asks = survey["secure_boot"] and not (stays and survey["loaded"])
     prebuilt = bool((asks or (stays and signed)) and words["kind"] and "prebuilt" in scheme)
     unattended = [*DRIVERS]
+    there = {item["name"] for item in survey["packages"]}
+    has = {
+        use: there.issuperset(text.format(**words) for text in scheme[use]) for use in ("compute", "desktop")
+    }
     names = [*(scheme["prebuilt"] if prebuilt else scheme["modules"][modules])]
-    names += scheme["desktop" if desktop else "compute"]
+    names += scheme["desktop" if desktop or (has["desktop"] and not has["compute"]) else "compute"]
     if fabric:
         names += fabric_packages(scheme, tables, source, branch, cards)
     if options["cuda_toolkit"]:
@@ -247,7 +251,6 @@ def plan(
         for found in place[family]["modules"].values()
         for other in found
     } - set(wanted)
-    there = {item["name"] for item in survey["packages"]}
     whole = {item["name"] for item in survey["packages"] if item["whole"]}
     installed = installed_branch(survey["packages"])
     lacks_fabric = fabric and "nvidia-fabricmanager.service" not in survey["units"]
@@ -266,7 +269,9 @@ def plan(
         kind = kernel_kind(survey["kernel"], family)
         unattended += [*KERNELS, *([f"linux-{kind}"] if kind else [])]
     builds = any(map(by_dkms, [*wanted, *there]))
-    headers = header_packages(survey, words["kind"]) if builds and not prebuilt else []
+    made = [one for one in survey["modules"] if one["open"] == (modules == OPEN)]
+    made = not options["upgrade"] and any(branch_of(one["version"]) == branch for one in made)
+    headers = header_packages(survey, words["kind"], made) if builds and not prebuilt else []
     missing = [package for package in wanted if package not in whole]
     lacks_signed = any(name.startswith(SIGNED) for name in missing)
     upgrade = [item["name"] for item in survey["packages"] if branch_of(item["version"]) == branch]
@@ -286,7 +291,12 @@ def plan(
     origin = "already installed" if keep else f"from {WORDS[source]}"
     if remove or installed not in (None, branch):
         origin += f", in place of {installed_version(survey['packages'])}"
-    sources = "" if keep else sources_text(source, family, distribution, survey, facts, options)
+    takes = bool(
+        missing or move or (options["upgrade"] and upgrade)
+    )  # else sources would be added for nothing
+    sources = ""
+    if not keep and (takes or survey["own_sources"]):
+        sources = sources_text(source, family, distribution, survey, facts, options)
     return {
         "cards": [
             {"address": card["address"], "device": card["device"], "name": card["generation"]["name"]}
@@ -758,9 +768,12 @@ def oldest(versions: Iterable[str | None]) -> str | None:
     return min(filter(None, versions), key=numbers, default=None)
 
 
-def header_packages(survey: Mapping[str, Any], kind: str) -> list[str]:
-    """What DKMS builds against: headers of the kernel that runs, and of those that updates will bring."""
-    if not kind and not survey["headers"]:
+def header_packages(survey: Mapping[str, Any], kind: str, made: bool) -> list[str]:
+    """What DKMS builds against: headers of the kernel that runs, and of those that updates will bring.
+
+    made: whether the running kernel has its module already; apt may not know the headers of an older kernel any more.
+    """
+    if not kind and not survey["headers"] and not made:
         raise Refused(
             f"the kernel {survey['kernel']} is not the distribution's own, and its headers are not at "
             f"/lib/modules/{survey['kernel']}/build. Install them, or boot a kernel of the distribution."
@@ -768,7 +781,7 @@ def header_packages(survey: Mapping[str, Any], kind: str) -> list[str]:
     follow = headers_of(survey["kernel_packages"])
     if not follow and kind:
         follow = [f"linux-headers-{kind}"]
-    exact = [f"linux-headers-{survey['kernel']}"] if kind and not survey["headers"] else []
+    exact = [f"linux-headers-{survey['kernel']}"] if kind and not survey["headers"] and not made else []
     return [*exact, *follow]
 
 

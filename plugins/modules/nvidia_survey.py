@@ -50,7 +50,8 @@ KERNEL_PACKAGE = re.compile(
 # nvidia.ko, as Debian (-current, -current-open) and others name it; not its companions such as nvidia-uvm.ko.
 MODULE = re.compile(r"nvidia(-(current|open|tesla|legacy)[a-z0-9-]*)?\.ko(\.(gz|xz|zst))?")
 COMPANION = re.compile(r"-(uvm|drm|modeset|peermem)\.ko")
-OWN_SOURCES = "trainyard-nvidia.sources"  # these two as in roles/nvidia/vars/main/paths.yml
+SOURCE_PARTS = "/etc/apt/sources.list.d"
+OWN_SOURCES = "trainyard-nvidia.sources"  # this and BLACKLIST as in roles/nvidia/vars/main/paths.yml
 MOK = "MokListRT-605dab50-e046-4300-abb6-3dd810dd8b23"  # the keys that the machine's owner has enrolled
 KNOWN = "db-d719b2cb-3d3a-4596-a3bc-dad00e67656f"  # and those of the firmware itself
 DKMS = "/etc/dkms/framework.conf"
@@ -241,8 +242,7 @@ def stanzas(text: str) -> list[dict]:
 
 def source_files() -> list[str]:
     """The files of apt's sources, but for the role's own."""
-    parts = "/etc/apt/sources.list.d"
-    found = sorted(glob.glob(f"{parts}/*.list") + glob.glob(f"{parts}/*.sources"))
+    found = sorted(glob.glob(f"{SOURCE_PARTS}/*.list") + glob.glob(f"{SOURCE_PARTS}/*.sources"))
     return ["/etc/apt/sources.list", *(path for path in found if os.path.basename(path) != OWN_SOURCES)]
 
 
@@ -310,6 +310,7 @@ def survey(root: str, kernel: str) -> dict:
         "units": [name for name in UNITS if any(os.path.exists(f"{path}/{name}") for path in UNIT_PATHS)],
         "device_nodes": len(glob.glob(f"{root}/dev/nvidia[0-9]*")),
         "sources": sources(source_files()),
+        "own_sources": os.path.exists(f"{SOURCE_PARTS}/{OWN_SOURCES}"),
         "free_bytes": {path: free_bytes(path) for path in ("/usr", "/var/lib/dkms", "/boot")},
     }
 

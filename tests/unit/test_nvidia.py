@@ -113,7 +113,7 @@ def look(facts, *devices, **more):
             name: []
             for name in ("modules", "packages", "kernel_packages", "kernels_backported", "runs", "units")
         },
-        **dict.fromkeys(("loaded", "secure_boot", "enrolled")),
+        **dict.fromkeys(("loaded", "secure_boot", "enrolled", "own_sources")),
         "nvswitches": 0,
         "device_nodes": 0,
         "prime": "",
@@ -740,6 +740,46 @@ def test_what_is_broken_beside_a_driver_does_not_cost_it_its_place():
     there["packages"][-2]["whole"] = False  # but its modules do
     assert there["packages"][-2]["name"] == SIGNED_KERNEL
     assert plan_for(UBUNTU_24, "2684", survey=there)["source"] == "distribution"
+
+
+def test_a_whole_driver_needs_no_sources():
+    """Nor the key of NVIDIA's, which a host that had its packages from a local repository may not reach."""
+    plan = plan_for(DEBIAN_12, "2482", survey=WHOLE_580)
+    assert (plan["source"], plan["missing"], plan["sources"], plan["key"]) == ("nvidia", [], "", None)
+    stable = {**look(DEBIAN_12)["sources"][0], "suites": ["stable"]}  # where contrib could not be added
+    assert plan_for(DEBIAN_12, "2482", survey={**WHOLE_535, "sources": [stable]})["sources"] == ""
+    own = plan_for(DEBIAN_12, "2482", survey={**WHOLE_580, "own_sources": True})  # as the role wrote them
+    assert own["sources"] and own["key"]
+    assert plan_for(DEBIAN_12, "2482", survey=WHOLE_580, upgrade=True)["key"]
+    assert plan_for(DEBIAN_12, "2482", survey=WHOLE_580, cuda_toolkit=True)["key"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["nvidia-dkms-580-server"],
+        [f"linux-modules-nvidia-580-server-{kernel}" for kernel in ("6.8.0-49-generic", "generic")],
+    ],
+)
+def test_ubuntus_server_driver_with_its_screens_packages_is_whole_without_a_screen(names):
+    """As `apt install nvidia-driver-580-server` leaves it on a machine that nobody logs in to by a screen."""
+    more = ["nvidia-driver-580-server", "nvidia-utils-580-server", "libnvidia-compute-580-server"]
+    there = {"packages": [package(name, UBUNTUS) for name in [*names, *more]]}
+    there["modules"] = [{"path": "nvidia.ko", "version": "580.95.05", "open": False}]
+    plan = plan_for(UBUNTU_24, "2482", survey=there)
+    assert (plan["source"], plan["missing"], plan["move"], plan["stays"]) == ("distribution", [], False, True)
+
+
+def test_no_headers_for_a_kernel_that_has_its_module():
+    """apt may not know them any more, or never did."""
+    gone = {**BY_DKMS, "headers": False, "kernel_packages": ["linux-image-generic"]}
+    assert plan_for(UBUNTU_24, "2482", survey=gone)["headers"] == ["linux-headers-generic"]
+    own = {**gone, "kernel": "6.12.8-x64v3-xanmod1"}
+    assert plan_for(UBUNTU_24, "2482", survey=own)["headers"] == ["linux-headers-generic"]
+    exact = "linux-headers-6.8.0-49-generic"
+    assert plan_for(UBUNTU_24, "2482", survey=gone, upgrade=True)["headers"][0] == exact
+    assert plan_for(UBUNTU_24, "2482", survey=gone, modules="open")["headers"][0] == exact
+    assert plan_for(UBUNTU_24, "2482", survey={**gone, "modules": []})["headers"][0] == exact
 
 
 def test_a_driver_without_nvidia_smi_gets_it():
