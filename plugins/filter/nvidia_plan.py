@@ -14,7 +14,10 @@ from typing import Any
 OPEN, PROPRIETARY = "open", "proprietary"
 # Packages whose version is the driver's; one of them is in every installation.
 # From 590 on those of NVIDIA's repository for Ubuntu have no branch in their names.
-DRIVER = re.compile(r"libcuda1|libnvidia-compute(-\d+(-server)?)?|nvidia-smi|nvidia-utils(-\d+(-server)?)?")
+DRIVER = re.compile(
+    r"libcuda1|libnvidia-compute(-\d+(-server)?)?|nvidia-smi|nvidia-utils(-\d+(-server)?)?"
+    r"|libnvidia-tesla(-\d+)?-cuda1"  # Debian's for servers, which may stand beside the others
+)
 KERNEL_KIND = {
     "Debian": r"-((?:cloud-|rt-)?(?:amd64|arm64))$",  # 6.1.0-50-cloud-amd64
     "Ubuntu": r"-\d+-([a-z][a-z0-9-]*)$",  # 6.8.0-49-generic
@@ -24,6 +27,7 @@ KERNEL_KIND = {
 NVIDIAS = r"[\d.]+-\d+(ubuntu\d+)?"
 SIGNED = "linux-modules-nvidia-"  # modules that Ubuntu has built and signed, a package for each kernel
 FLAVOUR = re.compile(rf"{SIGNED}(\d+(?:-server)?(?:-open)?)-")
+FABRIC = re.compile(r"nvidia-fabricmanager(-\d+)?")
 # What unattended upgrades pass over: the driver; and, where each kernel's modules are packages, the kernels.
 DRIVERS = ["nvidia", "libnvidia", "linux-modules-nvidia", "libcuda", "libcudadebugger", "cuda-drivers"]
 KERNELS = ["linux-image", "linux-headers", "linux-modules"]
@@ -207,7 +211,20 @@ def plan(
     refuse_old_driver(survey, options, tables, offers)
     there_already = next((one for one in offers if installed_whole(one, family, survey, tables)), None)
     asked = (options["source"], options["modules"], str(options["branch"])) != ("auto", "auto", "")
-    source, branch = choose_branch(offers, there_already, options.get("common") or {}, asked)
+    installed = installed_branch(survey["packages"])
+    fifth_nvlink = any(card["device"] in tables["fifth_nvlink"] for card in cards)
+    fabric = bool(survey["nvswitches"]) or fifth_nvlink
+    lacks_fabric = fabric and "nvidia-fabricmanager.service" not in survey["units"]
+    stuck = (
+        installed == distribution["branch"]
+        and not is_built(survey, installed)
+        and cannot_be_built(distribution, survey)
+    )
+    may_stay = "" if lacks_fabric or stuck else kept(survey, cards, options, tables)
+    if may_stay and all(one["fault"] for one in offers):  # such as of a later branch than the role knows
+        source, branch = offers[0]["source"], installed
+    else:
+        source, branch = choose_branch(offers, there_already, options.get("common") or {}, asked)
     modules = choose_modules(options, tables, cards, branch)
     ours = comes_from(source, branch, family, survey, tables)
     stays = ours and is_whole(survey)
@@ -221,10 +238,9 @@ def plan(
         "kernel": survey["kernel"],
         "kind": kernel_kind(survey["kernel"], family),
         "cuda": "",
+        "fabric": fabric_name(source, branch, tables),
     }
     scheme = tables["packages"][source][family]
-    fifth_nvlink = any(card["device"] in tables["fifth_nvlink"] for card in cards)
-    fabric = bool(survey["nvswitches"]) or fifth_nvlink
     desktop = options["driver"] == "desktop" or (options["driver"] == "auto" and survey["desktop"])
     # The distribution's own signature lets its modules in where the firmware asks for one. What runs stays as it is.
     signed = has_signed(survey)
@@ -252,14 +268,7 @@ def plan(
         for other in found
     } - set(wanted)
     whole = {item["name"] for item in survey["packages"] if item["whole"]}
-    installed = installed_branch(survey["packages"])
-    lacks_fabric = fabric and "nvidia-fabricmanager.service" not in survey["units"]
-    stuck = (
-        installed == distribution["branch"]
-        and not is_built(survey, installed)
-        and cannot_be_built(distribution, survey)
-    )
-    keep = "" if there_already or ours or lacks_fabric or stuck else kept(survey, cards, options)
+    keep = "" if there_already or ours else may_stay
     if keep:
         branch, modules, wanted, others, prebuilt = installed, keep, [], set(), signed
         if signed and not is_built(survey, installed):
@@ -601,6 +610,11 @@ def installed_version(packages: Iterable[Mapping[str, Any]]) -> str:
     return max(found, key=lambda version: numbers(version.rpartition(":")[2]), default="")
 
 
+def plain_version(version: str) -> str:
+    """580.95.05 of 580.95.05-0ubuntu1, or of 1:580.95.05."""
+    return re.match(r"[\d.]*", version.rpartition(":")[2])[0]
+
+
 def installed_branch(packages: Iterable[Mapping[str, Any]]) -> int | None:
     """The branch of the installed driver; None without one."""
     return branch_of(installed_version(packages))
@@ -679,7 +693,9 @@ def by_dkms(name: str) -> bool:
     return "dkms" in name and "no-dkms" not in name
 
 
-def kept(survey: Mapping[str, Any], cards: list[dict], options: Mapping[str, Any]) -> str:
+def kept(
+    survey: Mapping[str, Any], cards: list[dict], options: Mapping[str, Any], tables: Mapping[str, Any]
+) -> str:
     """The kind of modules of an installed driver that works, and that nobody asked to give way; "" for none.
 
     Whoever installed it: its packages are whole, its modules are there, or DKMS can build them, or they come signed
@@ -689,7 +705,7 @@ def kept(survey: Mapping[str, Any], cards: list[dict], options: Mapping[str, Any
     installed = installed_branch(survey["packages"])
     if not installed or not is_whole(survey) or options["source"] != "auto":
         return ""
-    if str(options["branch"]) not in ("", str(installed)):
+    if str(options["branch"]) not in ("", str(installed)) or installed < least_branch(options, tables):
         return ""
     return kept_kind(survey, cards, options) if has_driver(survey) else ""
 
@@ -720,6 +736,12 @@ def kept_kind(survey: Mapping[str, Any], cards: list[dict], options: Mapping[str
 
 
 # ---- what it takes ----
+
+
+def fabric_name(source: str, branch: int, tables: Mapping[str, Any]) -> str:
+    """The fabric manager's package: NVIDIA's repository has the branch in its name no more, or as a virtual one's."""
+    plain = source == "nvidia" and branch >= tables["fabric_renamed_since"]
+    return "nvidia-fabricmanager" if plain else f"nvidia-fabricmanager-{branch}"
 
 
 def fabric_packages(
@@ -844,18 +866,21 @@ def more_components(needed: list[str], family: str, suite: str, sources: Iterabl
     return "\n".join(stanza(item["uris"], item["suites"], lacking, item["options"]) for item in main)
 
 
+# Components that others do not have: a mirror of any address is known by them, a list of mirrors or a proxy.
+MARKS = {"Ubuntu": {"restricted", "universe", "multiverse"}, "Debian": {"non-free-firmware"}}
 KEY_FILE = "/etc/apt/keyrings/trainyard-nvidia.asc"
 
 
 def belongs(item: Mapping[str, Any], family: str, suite: str) -> bool:
-    """Whether a source is the distribution's own, of its release: by suite, and by key or address."""
+    """Whether a source is the distribution's own, of its release: by suite, and by key, address or components."""
     suites = all(re.fullmatch(rf"{suite}(-updates|-security)?(/updates)?/?", one) for one in item["suites"])
     keys = f"{family.lower()}-archive-keyring" in item["options"].get("Signed-By", "")
     ends = [
         uri.rstrip("/").removesuffix("/packages").rpartition("/")[2] for uri in item["uris"]
     ]  # as Hetzner's
     names = all(end.startswith(family.lower()) for end in ends)
-    return bool(item["suites"]) and suites and (keys or names)
+    parts = not MARKS[family].isdisjoint(item["components"])
+    return bool(item["suites"]) and suites and (keys or names or parts)
 
 
 def stanza(uris: list[str], suites: list[str], components: list[str], options: Mapping[str, str]) -> str:
@@ -963,6 +988,26 @@ def nvidia_outcome(
         problems.append(
             "this host has NVSwitches, but no fabric manager, without which its cards do not start CUDA. Set "
             "nvidia_branch for this host, so that the driver and the fabric manager are installed together."
+        )
+    managers = [item for item in survey["packages"] if FABRIC.fullmatch(item["name"]) and item["whole"]]
+    drivers = {
+        plain_version(installed_version(survey["packages"])),
+        *(module["version"] for module in wanted),
+    }
+    if plan["fabric"] and managers and not drivers & {plain_version(item["version"]) for item in managers}:
+        name, version = managers[-1]["name"], plain_version(managers[-1]["version"])
+        problems.append(
+            f"the fabric manager is {version} ({name}), the driver {' and '.join(sorted(drivers))}; expected the same, "
+            "for it starts with a driver of its very version alone. Run again with -e '{\"nvidia_upgrade\": true}' for "
+            f"the newest of both; if they differ then, too, see `apt-cache policy {name}`, and install the version "
+            "that is the driver's."
+        )
+    if plan["prebuilt"] and not wanted and not container:
+        there = ", ".join(f"{module['version']} at {module['path']}" for module in survey["modules"])
+        problems.append(
+            f"the kernel {plan['kernel']} has no {plan['modules']} module of branch {branch}, although the driver's "
+            f"are signed ones of Ubuntu's (found {there or 'none'}). See `dpkg -l 'linux-modules-nvidia-*'`: install "
+            "the package for this kernel, or boot a kernel that has it."
         )
     if container:
         told.append(

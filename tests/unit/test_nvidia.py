@@ -318,7 +318,10 @@ def test_nvswitches_need_the_fabric_manager():
     assert plan["says"].startswith("8 Hopper: driver 580, open kernel modules")
     assert plan_for(DEBIAN_12, *eight, survey={"nvswitches": 4})["source"] == "nvidia"
     b200 = plan_for(UBUNTU_24, *["2901"] * 8)
-    assert b200["source"] == "nvidia" and {"nvidia-fabricmanager-580", "nvlsm"} <= set(b200["packages"])
+    # There nvidia-fabricmanager-580 is no package, so that dpkg would never have it.
+    assert b200["source"] == "nvidia" and {"nvidia-fabricmanager", "nvlsm"} <= set(b200["packages"])
+    older = plan_for(UBUNTU_24, *["2901"] * 8, branch="570")
+    assert older["source"] == "nvidia" and "nvidia-fabricmanager-570" in older["packages"]
     assert not plan_for(UBUNTU_22, "2330")["fabric"]
 
 
@@ -467,8 +470,26 @@ def test_a_mirror_is_known_by_the_end_of_its_path():
     uri = "https://mirror.hetzner.com/ubuntu/packages"
     mirror = {"uris": [uri], "suites": ["noble"], "components": ["main", "restricted"], "options": {}}
     assert f"URIs: {uri}" in plan_for(UBUNTU_24, "2204", survey={"sources": [mirror]})["sources"]
-    other = {**mirror, "uris": ["https://packages.microsoft.com/ubuntu/24.04/prod"]}
+    other = {**mirror, "uris": ["https://packages.microsoft.com/ubuntu/24.04/prod"], "components": ["main"]}
     assert "is Ubuntu's own noble" in refused(UBUNTU_24, "2204", survey={"sources": [other]})
+
+
+@pytest.mark.parametrize(
+    "uri", ["mirror://mirrors.example/mirrors.txt", "https://nexus.example/repository/apt-proxy/"]
+)
+def test_a_mirror_of_any_address_is_known_by_its_components(uri):
+    ubuntu = {"uris": [uri], "suites": ["noble"], "components": ["main", "universe"], "options": {}}
+    assert (
+        f"URIs: {uri}\nSuites: noble\nComponents: restricted multiverse"
+        in (plan_for(UBUNTU_24, "2204", survey={"sources": [ubuntu]})["sources"])
+    )
+    debian = {**ubuntu, "suites": ["bookworm"], "components": ["main", "non-free-firmware"]}
+    assert (
+        "Components: contrib non-free\n"
+        in (plan_for(DEBIAN_12, "2204", survey={"sources": [debian]})["sources"])
+    )
+    multimedia = {**debian, "components": ["main", "non-free"]}  # as somebody else's has them
+    assert "is Debian's own bookworm" in refused(DEBIAN_12, "2204", survey={"sources": [multimedia]})
 
 
 def test_other_peoples_sources_are_no_place_for_components():
@@ -780,6 +801,41 @@ def test_no_headers_for_a_kernel_that_has_its_module():
     assert plan_for(UBUNTU_24, "2482", survey=gone, upgrade=True)["headers"][0] == exact
     assert plan_for(UBUNTU_24, "2482", survey=gone, modules="open")["headers"][0] == exact
     assert plan_for(UBUNTU_24, "2482", survey={**gone, "modules": []})["headers"][0] == exact
+
+
+LATER = {  # NVIDIA's repository for Ubuntu, with names that the role does not know how to install
+    "packages": [package(name, "615.71.09-1ubuntu1") for name in ("libnvidia-compute", "nvidia-dkms-open")],
+    "modules": [{"path": "nvidia.ko", "version": "615.71.09", "open": True}],
+}
+
+
+def test_an_unknown_cards_driver_of_a_later_branch_stays_once_the_inventory_says_both():
+    told = plan_for(UBUNTU_24, "3f01", survey=LATER, modules="open", branch="615", torch="torch==2.13.0")
+    assert (told["source"], told["branch"], told["packages"], told["stays"]) == ("installed", 615, [], True)
+    assert plan_for(UBUNTU_24, "2204", survey=LATER, branch="615")["source"] == "installed"
+    assert "from 590 on its packages" in refused(UBUNTU_24, "2204", survey=LATER, branch="620")
+    old = {"packages": [package("libcuda1", "535.261.03-1")], "modules": INSTALLED["modules"]}
+    # What does not run torch's build is not kept for want of another.
+    given = {"survey": old, "branch": "535", "torch": "torch==2.13.0"}
+    assert "is for CUDA 13.0, which 535 does not run" in refused(DEBIAN_12, "2204", **given)
+
+
+@pytest.mark.parametrize(("branch", "facts"), [("470", DEBIAN_12), ("535", DEBIAN_13)])
+def test_debians_drivers_for_servers_stay(branch, facts):
+    """They have names of their own, and may stand beside the others, which would be installed over them."""
+    version = f"{branch}.256.02-2"
+    names = (f"libnvidia-tesla-{branch}-cuda1", f"nvidia-tesla-{branch}-kernel-dkms")
+    there = {
+        "packages": [package(name, version) for name in names],
+        "modules": [{"path": f"nvidia-tesla-{branch}.ko", "version": f"{branch}.256.02", "open": False}],
+        "loaded": {"version": f"{branch}.256.02", "open": False},
+    }
+    plan = plan_for(facts, "1db6", survey=there)
+    assert (plan["source"], plan["branch"], plan["packages"]) == ("installed", int(branch), [])
+    if facts is DEBIAN_12:
+        assert plan_for(facts, "1db6", survey=there, branch="580")["remove"] == [names[1]]
+        torch = refused(facts, "1db6", survey=there, torch="torch==2.13.0+cu126")
+        assert "a driver of 470 is installed" in torch
 
 
 def test_a_driver_without_nvidia_smi_gets_it():
@@ -1282,6 +1338,38 @@ def test_switches_without_a_fabric_manager_are_a_problem():
     plan = {**plan_for(DEBIAN_12, "2204"), "fabric": True}
     assert "no fabric manager" in outcome(plan=plan)["problems"][0]
     assert outcome(plan=plan, units=["nvidia-fabricmanager.service"])["problems"] == []
+
+
+@pytest.mark.parametrize(
+    ("manager", "version", "fits"),
+    [
+        ("nvidia-fabricmanager-580", "580.95.05-0ubuntu0.22.04.1", True),
+        ("nvidia-fabricmanager", "580.95.05-1", True),
+        ("nvidia-fabricmanager-580", "580.126.09-1", False),  # of NVIDIA's repository, beside Ubuntu's driver
+        ("nvidia-fabricmanager", "590.48.01-1", False),
+    ],
+)
+def test_a_fabric_manager_of_another_release_is_told(manager, version, fits):
+    names = ("libnvidia-compute-580-server", "nvidia-utils-580-server", "nvidia-dkms-580-server-open")
+    there = {
+        "packages": [package(name, UBUNTUS) for name in names] + [package(manager, version)],
+        "modules": [{"path": "nvidia.ko", "version": "580.95.05", "open": True}],
+        "nvswitches": 4,
+        "units": ["nvidia-fabricmanager.service"],
+    }
+    found = nvidia_outcome(look(UBUNTU_22, "2330", **there), plan_for(UBUNTU_22, "2330", survey=there), False)
+    assert (found["problems"] == []) is fits
+    if not fits:
+        assert version.split("-")[0] in found["problems"][0] and "nvidia_upgrade" in found["problems"][0]
+
+
+def test_signed_modules_that_are_not_there_are_told():
+    plan = plan_for(UBUNTU_24, "2684", survey={"secure_boot": True})
+    other = [{"path": "/lib/modules/x/nvidia.ko", "version": "580.95.05", "open": False}]
+    survey = look(UBUNTU_24, "2684", packages=SIGNED["packages"], modules=other, secure_boot=True)
+    (problem,) = nvidia_outcome(survey, plan, False)["problems"]
+    assert "has no open module of branch 580" in problem and "found 580.95.05 at /lib/modules/x" in problem
+    assert nvidia_outcome({**survey, "container": True}, plan, False)["problems"] == []
 
 
 def test_a_container_loads_nothing_and_says_so():
