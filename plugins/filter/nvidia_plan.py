@@ -868,6 +868,7 @@ def more_components(needed: list[str], family: str, suite: str, sources: Iterabl
 
 # Components that others do not have: a mirror of any address is known by them, a list of mirrors or a proxy.
 MARKS = {"Ubuntu": {"restricted", "universe", "multiverse"}, "Debian": {"non-free-firmware"}}
+PERSONAL = re.compile(r"//ppa\.|/ppa/")
 KEY_FILE = "/etc/apt/keyrings/trainyard-nvidia.asc"
 
 
@@ -878,7 +879,10 @@ def belongs(item: Mapping[str, Any], family: str, suite: str) -> bool:
     ends = [
         uri.rstrip("/").removesuffix("/packages").rpartition("/")[2] for uri in item["uris"]
     ]  # as Hetzner's
-    names = all(end.startswith(family.lower()) for end in ends)
+    # A person's archive ends as the distribution's does.
+    names = all(end.startswith(family.lower()) for end in ends) and not any(
+        map(PERSONAL.search, item["uris"])
+    )
     parts = not MARKS[family].isdisjoint(item["components"])
     return bool(item["suites"]) and suites and (keys or names or parts)
 

@@ -79,13 +79,14 @@ def devices(root: str) -> list[dict]:
     """NVIDIA's PCI devices: {address, device (4 hexadecimal digits), class (4), driver or None}, in PCI's order."""
     found = []
     for path in sorted(glob.glob(f"{root}/sys/bus/pci/devices/*")):
-        if read(f"{path}/vendor").removeprefix("0x") != NVIDIA:
+        device = read(f"{path}/device").removeprefix("0x").lower()
+        if read(f"{path}/vendor").removeprefix("0x") != NVIDIA or not device:  # or just unplugged
             continue
         driver = f"{path}/driver"
         found.append(
             {
                 "address": os.path.basename(path),
-                "device": read(f"{path}/device").removeprefix("0x").lower(),
+                "device": device,
                 "class": read(f"{path}/class").removeprefix("0x")[:4],
                 "driver": os.path.basename(os.path.realpath(driver)) if os.path.exists(driver) else None,
             }

@@ -492,6 +492,15 @@ def test_a_mirror_of_any_address_is_known_by_its_components(uri):
     assert "is Debian's own bookworm" in refused(DEBIAN_12, "2204", survey={"sources": [multimedia]})
 
 
+def test_a_persons_archive_is_not_the_distributions():
+    own = {**look(UBUNTU_24)["sources"][0], "components": ["main", "universe"]}
+    uri = "https://ppa.example/graphics-drivers/ppa/ubuntu/"
+    person = {"uris": [uri], "suites": ["noble"], "components": ["main"], "options": {}}
+    added = plan_for(UBUNTU_24, "2204", survey={"sources": [own, person]})["sources"]
+    assert "Components: restricted multiverse" in added and "ppa" not in added
+    assert "is Ubuntu's own noble" in refused(UBUNTU_24, "2204", survey={"sources": [person]})
+
+
 def test_other_peoples_sources_are_no_place_for_components():
     survey = look(DEBIAN_12, "2204")
     other = {
@@ -1664,6 +1673,9 @@ def machine(tmp_path):
     driver = tmp_path / "sys/bus/pci/drivers/vfio-pci"
     driver.mkdir(parents=True)
     (pci / "0000:01:00.0/driver").symlink_to(driver)
+    (pci / "0000:05:00.0").mkdir()  # one that is being unplugged
+    (pci / "0000:05:00.0/vendor").write_text("0x10de\n")
+    (pci / "0000:05:00.0/class").write_text("0x030000\n")
     return tmp_path
 
 
