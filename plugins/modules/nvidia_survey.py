@@ -61,6 +61,11 @@ UNITS = ("nvidia-persistenced.service", "nvidia-fabricmanager.service")
 DAEMON_FILE = "/etc/systemd/system/nvidia-persistenced.service.d/trainyard.conf"
 UNIT_PATHS = ("/usr/lib/systemd/system", "/lib/systemd/system", "/etc/systemd/system")
 THERE = ("installed", "half-configured", "half-installed", "unpacked", "triggers-awaited", "triggers-pending")
+CONFIGURED = (
+    "installed",
+    "triggers-awaited",
+    "triggers-pending",
+)  # it works; a file of links, say, is still to be made
 CLEVIS = "/usr/share/initramfs-tools/hooks/clevis"
 UNASKED = re.compile(r"(^|,)(noauto|tpm2-device=)")  # of crypttab: opened later, or by the machine itself
 OPTIONS = {"signed-by": "Signed-By", "trusted": "Trusted", "arch": "Architectures"}  # of a one-line source
@@ -180,7 +185,7 @@ def packages() -> tuple[list[dict], list[str], list[str]]:
         {
             **{"name": row[0], "version": row[1], "source": row[2]},
             "held": row[3] == "hold",
-            "whole": row[4] == "installed",
+            "whole": row[4] in CONFIGURED,
         }
         for row in rows
         if OURS.search(row[0]) or OURS.search(row[2])

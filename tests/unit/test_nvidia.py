@@ -1816,6 +1816,28 @@ def test_a_32_bit_library_is_held_by_its_own_name_once(survey, tmp_path, monkeyp
     assert names_to_hold() == []
 
 
+@pytest.mark.skipif(not shutil.which("dpkg-query"), reason="needs dpkg")
+@pytest.mark.parametrize(
+    ("status", "more", "whole"),
+    [
+        ("installed", "", True),
+        ("triggers-pending", "Triggers-Pending: ldconfig\n", True),  # as a power cut leaves it
+        ("triggers-awaited", "Triggers-Awaited: libc-bin\n", True),
+        ("half-configured", "", False),
+        ("unpacked", "", False),
+        ("config-files", "Config-Version: 580.95.05-1\n", None),  # removed, which dpkg lists as rc
+    ],
+)
+def test_a_package_whose_triggers_have_not_run_is_whole(survey, tmp_path, monkeypatch, status, more, whole):
+    monkeypatch.setenv("DPKG_ADMINDIR", str(tmp_path))
+    (tmp_path / "status").write_text(
+        f"Package: nvidia-utils-580\nStatus: install ok {status}\nArchitecture: all\n"
+        f"Maintainer: x <x@localhost>\nVersion: 580.95.05-1\n{more}Description: x\n"
+    )
+    found, _, _ = survey.packages()
+    assert [item["whole"] for item in found] == ([] if whole is None else [whole])
+
+
 def test_kernel_packages_are_those_that_follow_the_newest(survey):
     for name, follows in [
         ("linux-image-amd64", True),
