@@ -14,20 +14,26 @@ from typing import Any
 OPEN, PROPRIETARY = "open", "proprietary"
 # Packages whose version is the driver's; one of them is in every installation.
 # From 590 on those of NVIDIA's repository for Ubuntu have no branch in their names.
-DRIVER = re.compile(r"libcuda1|libnvidia-compute(-\d+(-server)?)?|nvidia-smi|nvidia-utils(-\d+(-server)?)?")
+DRIVER = re.compile(
+    r"libcuda1|libnvidia-compute(-\d+(-server)?)?|nvidia-smi|nvidia-utils(-\d+(-server)?)?"
+    r"|libnvidia-tesla(-\d+)?-cuda1"  # Debian's for servers, which may stand beside the others
+)
 KERNEL_KIND = {
     "Debian": r"-((?:cloud-|rt-)?(?:amd64|arm64))$",  # 6.1.0-50-cloud-amd64
     "Ubuntu": r"-\d+-([a-z][a-z0-9-]*)$",  # 6.8.0-49-generic
 }
-# How NVIDIA's repository for Ubuntu numbers its packages. Ubuntu's own, some of which have the same names, end in their
-# release (580.95.05-0ubuntu0.24.04.1).
+# How NVIDIA's repository numbers its packages. The distributions' own, some of which have the same names, end in their
+# release (580.95.05-0ubuntu0.24.04.1, 580.142-1~bpo13+1).
 NVIDIAS = r"[\d.]+-\d+(ubuntu\d+)?"
 SIGNED = "linux-modules-nvidia-"  # modules that Ubuntu has built and signed, a package for each kernel
 FLAVOUR = re.compile(rf"{SIGNED}(\d+(?:-server)?(?:-open)?)-")
+FABRIC = re.compile(r"nvidia-fabricmanager(-\d+)?")
 # What unattended upgrades pass over: the driver; and, where each kernel's modules are packages, the kernels.
 DRIVERS = ["nvidia", "libnvidia", "linux-modules-nvidia", "libcuda", "libcudadebugger", "cuda-drivers"]
 KERNELS = ["linux-image", "linux-headers", "linux-modules"]
-UNUSABLE = ("vfio-pci", "pci-stub")  # the card belongs to a virtual machine
+# The card belongs to a virtual machine: KVM's, Grace Hopper's own (nvgrace-gpu-vfio-pci), Xen's.
+UNUSABLE = ("vfio-pci", "pci-stub", "pciback")
+CORRUPTED = 14  # nvidia-smi's status where a card's infoROM is
 GB = 10**9
 GUIDE = "docs/gpus.md"
 
@@ -87,7 +93,7 @@ def usable_cards(
     cards = []
     for card in survey["cards"]:
         where = f"{card['address']} (PCI id 10de:{card['device']})"
-        if card["driver"] in UNUSABLE:
+        if (card["driver"] or "").endswith(UNUSABLE):
             notes.append(f"the card at {where} is reserved for virtual machines ({card['driver']}): left out")
         elif within(card["device"], tables["too_old"]):
             notes.append(
@@ -99,6 +105,13 @@ def usable_cards(
             if not generation:
                 generation = as_told(where, options)
             cards.append({"address": card["address"], "device": card["device"], "generation": generation})
+    served = [card["address"] for card in cards]
+    for card in survey["cards"]:
+        if served and card["driver"] == "nouveau" and card["address"] not in served:
+            notes.append(
+                f"nouveau, which drives the card at {card['address']}, is kept from loading for the others' sake: a "
+                "screen at it has the firmware's plain picture after a reboot; attach it to another card"
+            )
     return cards
 
 
@@ -165,12 +178,13 @@ def plan(
 ) -> dict:
     """What a host with cards gets; raises Refused.
 
-    {cards: [{address, device, name}], modules, source, branch, kernel; family: the distributions'; offers: the function
-    offered's; stays: whether it is a driver that is there, and that nobody asked to give way; headers, packages: to
-    have; remove: those of the other kind of modules; move: whether installed packages give way to others; upgrade:
-    installed packages of the branch; missing: packages that are not there; sources: text of our file for apt, "" for
-    none; key: {url, fingerprint, path} or None; preferences: text; unattended: what unattended upgrades pass over, as
-    beginnings of names; prebuilt, fabric, umad, peermem: bool; cuda: {from, to}; says: a line}.
+    {cards: [{address, device, name}], modules, source, branch, kernel; family: the distributions'; offers: the
+    function offered's; stays: whether it is a driver that is there, and that nobody asked to give way; headers,
+    packages: to have; remove: modules of the other kind or another branch; move: whether installed packages give way
+    to others; upgrade: installed packages of the branch; missing: packages that are not there; sources: text of our
+    file for apt, "" for none; key: {url, fingerprint, path} or None; preferences: text; unattended: what unattended
+    upgrades pass over, as beginnings of names; prebuilt, fabric, umad, peermem: bool; cuda: {from, to}; says: a
+    line}.
     """
     name = f"{facts['distribution']} {release(facts)}"
     distribution = tables["distributions"].get(name)
@@ -185,7 +199,7 @@ def plan(
             "this host's driver came from NVIDIA's .run file, which packages cannot replace. Remove it (sudo "
             "nvidia-uninstall), reboot, and run again; or keep it, and add --skip-tags nvidia to each site.yml."
         )
-    if survey["loaded"] and not installed_branch(survey["packages"]) and not options["kernel"]:
+    if survey["loaded"] and not has_driver(survey) and not options["kernel"]:
         raise Refused(
             f"this host's kernel runs NVIDIA's driver {survey['loaded']['version']}, which is of no package that "
             "Trainyard knows, so that it would be installed over. If it works, keep it, and add --skip-tags nvidia to "
@@ -194,13 +208,26 @@ def plan(
     family = facts["distribution"]
     refuse_cards_without_code(cards, options, tables)
     offers = offered(options, tables, distribution, cards, survey, facts)
-    refuse_old_driver(survey, options, tables)
+    refuse_old_driver(survey, options, tables, offers)
     there_already = next((one for one in offers if installed_whole(one, family, survey, tables)), None)
     asked = (options["source"], options["modules"], str(options["branch"])) != ("auto", "auto", "")
-    source, branch = choose_branch(offers, there_already, options.get("common") or {}, asked)
+    installed = installed_branch(survey["packages"])
+    fifth_nvlink = any(card["device"] in tables["fifth_nvlink"] for card in cards)
+    fabric = bool(survey["nvswitches"]) or fifth_nvlink
+    lacks_fabric = fabric and "nvidia-fabricmanager.service" not in survey["units"]
+    stuck = (
+        installed == distribution["branch"]
+        and not is_built(survey, installed)
+        and cannot_be_built(distribution, survey)
+    )
+    may_stay = "" if lacks_fabric or stuck else kept(survey, cards, options, tables)
+    if may_stay and all(one["fault"] for one in offers):  # such as of a later branch than the role knows
+        source, branch = offers[0]["source"], installed
+    else:
+        source, branch = choose_branch(offers, there_already, options.get("common") or {}, asked)
     modules = choose_modules(options, tables, cards, branch)
     ours = comes_from(source, branch, family, survey, tables)
-    stays = ours and all(one["whole"] for one in survey["packages"])
+    stays = ours and is_whole(survey)
     if stays and options["modules"] == "auto":
         modules = kept_kind(survey, cards, options) or modules
     tells = [card["generation"]["cuda"] for card in cards]
@@ -211,18 +238,21 @@ def plan(
         "kernel": survey["kernel"],
         "kind": kernel_kind(survey["kernel"], family),
         "cuda": "",
+        "fabric": fabric_name(source, branch, tables),
     }
     scheme = tables["packages"][source][family]
-    fifth_nvlink = any(card["device"] in tables["fifth_nvlink"] for card in cards)
-    fabric = bool(survey["nvswitches"]) or fifth_nvlink
     desktop = options["driver"] == "desktop" or (options["driver"] == "auto" and survey["desktop"])
     # The distribution's own signature lets its modules in where the firmware asks for one. What runs stays as it is.
     signed = has_signed(survey)
     asks = survey["secure_boot"] and not (stays and survey["loaded"])
     prebuilt = bool((asks or (stays and signed)) and words["kind"] and "prebuilt" in scheme)
     unattended = [*DRIVERS]
+    there = {item["name"] for item in survey["packages"]}
+    has = {
+        use: there.issuperset(text.format(**words) for text in scheme[use]) for use in ("compute", "desktop")
+    }
     names = [*(scheme["prebuilt"] if prebuilt else scheme["modules"][modules])]
-    names += scheme["desktop" if desktop else "compute"]
+    names += scheme["desktop" if desktop or (has["desktop"] and not has["compute"]) else "compute"]
     if fabric:
         names += fabric_packages(scheme, tables, source, branch, cards)
     if options["cuda_toolkit"]:
@@ -237,20 +267,20 @@ def plan(
         for found in place[family]["modules"].values()
         for other in found
     } - set(wanted)
-    there = {item["name"] for item in survey["packages"]}
     whole = {item["name"] for item in survey["packages"] if item["whole"]}
-    installed = installed_branch(survey["packages"])
-    lacks_fabric = fabric and "nvidia-fabricmanager.service" not in survey["units"]
-    keep = "" if there_already or ours or lacks_fabric else kept(survey, cards, options)
+    keep = "" if there_already or ours else may_stay
     if keep:
         branch, modules, wanted, others, prebuilt = installed, keep, [], set(), signed
         if signed and not is_built(survey, installed):
-            wanted = signed_of_kernel(survey, installed, keep)
+            wanted = signed_of_kernel(survey, keep)
+        wanted = [*wanted, *lacking_tools(survey)]
     if prebuilt:
         kind = kernel_kind(survey["kernel"], family)
         unattended += [*KERNELS, *([f"linux-{kind}"] if kind else [])]
-    builds = any("dkms" in package for package in [*wanted, *there])
-    headers = header_packages(survey, words["kind"]) if builds and not prebuilt else []
+    builds = any(map(by_dkms, [*wanted, *there]))
+    made = [one for one in survey["modules"] if one["open"] == (modules == OPEN)]
+    made = not options["upgrade"] and any(branch_of(one["version"]) == branch for one in made)
+    headers = header_packages(survey, words["kind"], made) if builds and not prebuilt else []
     missing = [package for package in wanted if package not in whole]
     lacks_signed = any(name.startswith(SIGNED) for name in missing)
     upgrade = [item["name"] for item in survey["packages"] if branch_of(item["version"]) == branch]
@@ -265,7 +295,17 @@ def plan(
         )
     if missing:
         check_room(survey["free_bytes"], tables["room"])
-    sources = "" if keep else sources_text(source, family, distribution, survey, facts, options)
+    # Of another branch, too: both would be built.
+    remove = (there & others) | (set() if keep else set(dkms_packages(survey)) - set(wanted))
+    origin = "already installed" if keep else f"from {WORDS[source]}"
+    if remove or installed not in (None, branch):
+        origin += f", in place of {installed_version(survey['packages'])}"
+    takes = bool(
+        missing or move or (options["upgrade"] and upgrade)
+    )  # else sources would be added for nothing
+    sources = ""
+    if not keep and (takes or survey["own_sources"]):
+        sources = sources_text(source, family, distribution, survey, facts, options)
     return {
         "cards": [
             {"address": card["address"], "device": card["device"], "name": card["generation"]["name"]}
@@ -279,7 +319,7 @@ def plan(
         "stays": bool(keep or (there_already and not asked)),
         "headers": headers,
         "packages": wanted,
-        "remove": sorted(there & others),
+        "remove": sorted(remove),
         "move": move,
         "upgrade": upgrade,
         "missing": missing,
@@ -294,7 +334,7 @@ def plan(
         "peermem": bool(options["rdma"]),
         "kernel": survey["kernel"],
         "cuda": cuda,
-        "says": says(cards, modules, branch, "already installed" if keep else f"from {WORDS[source]}"),
+        "says": says(cards, modules, branch, origin),
     }
 
 
@@ -333,7 +373,7 @@ def offered(
     if options["source"] in ("auto", "distribution"):
         offers.append(("distribution", asked or distribution["branch"]))
     if options["source"] in ("auto", "nvidia"):
-        offers.append(("nvidia", asked or tables["branch"]))
+        offers.append(("nvidia", asked or max(tables["branch"], distribution["repository"].get("first", 0))))
     return [
         {
             "source": source,
@@ -348,8 +388,8 @@ def installed_whole(
     offer: Mapping[str, Any], family: str, survey: Mapping[str, Any], tables: Mapping[str, Any]
 ) -> bool:
     """Whether the driver of an offer that serves the host is the one that is there, and nothing of it is broken."""
-    found, names = survey["packages"], {one["name"] for one in survey["packages"]}
-    if offer["fault"] or not all(one["whole"] for one in found):
+    names = {one["name"] for one in survey["packages"]}
+    if offer["fault"] or not is_whole(survey):
         return False
     scheme = tables["packages"][offer["source"]][family]
     return comes_from(offer["source"], offer["branch"], family, survey, tables) and any(
@@ -366,7 +406,7 @@ def comes_from(
     found, scheme = survey["packages"], tables["packages"][source][family]
     if installed_branch(found) != branch:
         return False
-    if (source, family) == ("nvidia", "Ubuntu") and not re.fullmatch(NVIDIAS, installed_version(found)):
+    if source == "nvidia" and not re.fullmatch(NVIDIAS, installed_version(found)):
         return False
     built = {text.format(branch=branch) for kind in scheme["modules"].values() for text in kind}
     signed = tuple(
@@ -390,7 +430,8 @@ def choose_branch(
         faults = [f"{WORDS[one['source']]}, branch {one['branch']}: {one['fault']}" for one in offers]
         raise Refused(
             f"no driver serves this host. {'; '.join(faults)}. Change nvidia_branch or nvidia_source, take the card "
-            f"out, or leave the host out of the role; {GUIDE} has the table."
+            "out, or install the driver yourself and add --skip-tags nvidia to each site.yml; "
+            f"{GUIDE} has the table."
         )
     first = [(one.get("source"), one.get("branch")) for one in (there or {}, common)]
     return next((one for one in (reversed(first) if asked else first) if one in serving), serving[0])
@@ -422,10 +463,10 @@ def branch_fault(
             return f"it has {', '.join(map(str, offered))} alone"
         if options["modules"] not in ("auto", *distribution.get("modules", (OPEN, PROPRIETARY))):
             return f"its {options['modules']} kernel modules cannot be installed together with its driver"
-        first = distribution.get("kernel_below")
-        if first and numbers(survey["kernel"]) >= numbers(first):
+        if cannot_be_built(distribution, survey):
             return (
-                f"its modules cannot be built for kernels from {first} on; this host runs {survey['kernel']}"
+                f"its modules cannot be built for kernels from {distribution['kernel_below']} on; this host runs "
+                f"{survey['kernel']}"
             )
         scheme = tables["packages"][source][facts["distribution"]]
         if survey["nvswitches"] and "fabric" not in scheme:
@@ -435,11 +476,19 @@ def branch_fault(
         return ""
     if facts["architecture"] not in distribution["repository"]["directories"]:
         return f"there is none for {facts['architecture']}"
+    if branch < (first := distribution["repository"].get("first", 0)):
+        return f"for {facts['distribution']} {release(facts)} it has {first} and later alone"
     if branch >= tables["renamed_since"] and (facts["distribution"] == "Ubuntu" or switches):
         return (
             f"from {tables['renamed_since']} on its packages have other names, which this role does not know"
         )
     return ""
+
+
+def cannot_be_built(distribution: Mapping[str, Any], survey: Mapping[str, Any]) -> bool:
+    """Whether the running kernel is too new for the distribution's modules."""
+    first = distribution.get("kernel_below")
+    return bool(first) and numbers(survey["kernel"]) >= numbers(first)
 
 
 def torch_cuda(options: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
@@ -469,14 +518,17 @@ def too_old_for_torch(branch: int, least: int, options: Mapping[str, Any], table
 
 
 def refuse_old_driver(
-    survey: Mapping[str, Any], options: Mapping[str, Any], tables: Mapping[str, Any]
+    survey: Mapping[str, Any], options: Mapping[str, Any], tables: Mapping[str, Any], offers: list[dict]
 ) -> None:
     """Raise Refused where a driver that is there, and that nobody asked to give way, does not run torch's build."""
     installed, least = installed_branch(survey["packages"]), least_branch(options, tables)
-    if installed and installed < least and options["source"] == "auto" and not options["branch"]:
+    if not has_driver(survey):
+        return
+    if installed < least and options["source"] == "auto" and not options["branch"]:
+        to_have = next((one["branch"] for one in offers if not one["fault"]), least)
         raise Refused(
             f"{too_old_for_torch(installed, least, options, tables)}; a driver of {installed} is installed. Set "
-            f"nvidia_branch: {least} to have it replaced, or python_env_torch to a build that it runs "
+            f"nvidia_branch: {to_have} to have it replaced, or python_env_torch to a build that it runs "
             f"({other_build(options, tables)}), for all hosts; {GUIDE} has the table."
         )
 
@@ -507,18 +559,11 @@ def other_build(options: Mapping[str, Any], tables: Mapping[str, Any], newer: bo
     return f"such as {version}+{tables['torch_older']}, from an index or a folder that has it"
 
 
-def signed_of_kernel(survey: Mapping[str, Any], branch: int, kind: str) -> list[str]:
-    """The package of signed modules for the running kernel, of the flavour that the owner has chosen.
-
-    Those of branches before may be there still.
-    """
-    found = (FLAVOUR.match(item["name"]) for item in survey["packages"])
-    flavours = {
-        one[1]
-        for one in found
-        if one and one[1].split("-")[0] == str(branch) and one[1].endswith("-open") == (kind == OPEN)
-    }
-    return [f"{SIGNED}{flavour}-{survey['kernel']}" for flavour in sorted(flavours)]
+def signed_of_kernel(survey: Mapping[str, Any], kind: str) -> list[str]:
+    """The package of signed modules for the running kernel, of the flavour that the owner has chosen."""
+    flavours = {FLAVOUR.match(name)[1] for name in signed_packages(survey)}
+    chosen = sorted(one for one in flavours if one.endswith("-open") == (kind == OPEN))
+    return [f"{SIGNED}{flavour}-{survey['kernel']}" for flavour in chosen]
 
 
 def choose_modules(
@@ -557,8 +602,17 @@ def choose_modules(
 
 
 def installed_version(packages: Iterable[Mapping[str, Any]]) -> str:
-    """The version of the installed driver's packages; empty without one."""
-    return next((item["version"] for item in packages if DRIVER.fullmatch(item["name"])), "")
+    """The version of the installed driver's packages; empty without one.
+
+    The newest: of a branch that Ubuntu has given up, empty packages stay beside the ones that they brought.
+    """
+    found = [item["version"] for item in packages if DRIVER.fullmatch(item["name"])]
+    return max(found, key=lambda version: numbers(version.rpartition(":")[2]), default="")
+
+
+def plain_version(version: str) -> str:
+    """580.95.05 of 580.95.05-0ubuntu1, or of 1:580.95.05."""
+    return re.match(r"[\d.]*", version.rpartition(":")[2])[0]
 
 
 def installed_branch(packages: Iterable[Mapping[str, Any]]) -> int | None:
@@ -577,33 +631,83 @@ def is_built(survey: Mapping[str, Any], branch: int) -> bool:
     return any(branch_of(module["version"]) == branch for module in survey["modules"])
 
 
+def is_whole(survey: Mapping[str, Any]) -> bool:
+    """Whether no package of the driver's is half installed; a toolkit's, say, or a container's, is none."""
+    installed, signed = installed_branch(survey["packages"]), signed_packages(survey)
+    return all(
+        item["whole"]
+        for item in survey["packages"]
+        if branch_of(item["version"]) == installed or item["name"] in signed
+    )
+
+
+def lacking_tools(survey: Mapping[str, Any]) -> list[str]:
+    """The package with nvidia-smi for Ubuntu's installed driver, where it is not there.
+
+    `ubuntu-drivers install --gpgpu` leaves it out.
+    """
+    installed, names = installed_branch(survey["packages"]), [item["name"] for item in survey["packages"]]
+    libraries = [
+        item["name"]
+        for item in survey["packages"]
+        if re.fullmatch(r"libnvidia-compute-\d+(-server)?", item["name"])
+        and branch_of(item["version"]) == installed
+    ]
+    if not libraries or any(name.startswith("nvidia-utils") for name in names):
+        return []
+    return [libraries[-1].replace("libnvidia-compute", "nvidia-utils")]
+
+
+def has_driver(survey: Mapping[str, Any]) -> bool:
+    """Whether the installed branch has modules, too.
+
+    Its libraries come without them as nvidia-smi's package, or along with other programs.
+    """
+    installed = installed_branch(survey["packages"])
+    return bool(
+        installed and (is_built(survey, installed) or dkms_packages(survey) or signed_packages(survey))
+    )
+
+
 def has_signed(survey: Mapping[str, Any]) -> bool:
     """Whether the driver's modules are Ubuntu's signed ones, and none that DKMS builds."""
-    names = [item["name"] for item in survey["packages"]]
-    return any(name.startswith(SIGNED) for name in names) and not dkms_packages(survey)
+    return bool(signed_packages(survey)) and not dkms_packages(survey)
+
+
+def signed_packages(survey: Mapping[str, Any]) -> list[str]:
+    """The packages of signed modules that are of the installed branch; those of branches before may be there still."""
+    installed = str(installed_branch(survey["packages"]))
+    found = [FLAVOUR.match(item["name"]) for item in survey["packages"]]
+    return [one.string for one in found if one and one[1].split("-")[0] == installed]
 
 
 def dkms_packages(survey: Mapping[str, Any]) -> list[str]:
     """The packages of which DKMS builds the installed driver's modules."""
     installed = installed_branch(survey["packages"])
     found = [item["name"] for item in survey["packages"] if branch_of(item["version"]) == installed]
-    return [name for name in found if "dkms" in name]
+    return list(filter(by_dkms, found))
 
 
-def kept(survey: Mapping[str, Any], cards: list[dict], options: Mapping[str, Any]) -> str:
+def by_dkms(name: str) -> bool:
+    """Whether it is modules' source, which DKMS builds; nvidia-headless-no-dkms-580 is what goes without."""
+    return "dkms" in name and "no-dkms" not in name
+
+
+def kept(
+    survey: Mapping[str, Any], cards: list[dict], options: Mapping[str, Any], tables: Mapping[str, Any]
+) -> str:
     """The kind of modules of an installed driver that works, and that nobody asked to give way; "" for none.
 
     Whoever installed it: its packages are whole, its modules are there, or DKMS can build them, or they come signed
     with another kernel, and it is what the inventory asks for. Where it came from is not known, so that a wish for a
     source replaces it.
     """
-    installed, found = installed_branch(survey["packages"]), survey["packages"]
-    if not installed or not all(one["whole"] for one in found) or options["source"] != "auto":
+    installed = installed_branch(survey["packages"])
+    if not installed or not is_whole(survey) or options["source"] != "auto":
         return ""
-    if str(options["branch"]) not in ("", str(installed)):
+    if str(options["branch"]) not in ("", str(installed)) or installed < least_branch(options, tables):
         return ""
-    comes = is_built(survey, installed) or dkms_packages(survey) or has_signed(survey)
-    return kept_kind(survey, cards, options) if comes else ""
+    return kept_kind(survey, cards, options) if has_driver(survey) else ""
 
 
 def kept_kind(survey: Mapping[str, Any], cards: list[dict], options: Mapping[str, Any]) -> str:
@@ -614,9 +718,11 @@ def kept_kind(survey: Mapping[str, Any], cards: list[dict], options: Mapping[str
         for module in survey["modules"]
         if branch_of(module["version"]) == installed
     ]
-    signed = [item["name"] for item in survey["packages"] if item["name"].startswith(SIGNED)]
-    kinds = kinds or [OPEN if "open" in name else PROPRIETARY for name in dkms_packages(survey) or signed]
-    for kind in kinds:
+    sources = dkms_packages(survey) or signed_packages(survey)
+    kinds = kinds or [OPEN if "open" in name else PROPRIETARY for name in sources]
+    # Where both are there, the one that the kernel has taken.
+    loaded = bool(survey["loaded"] and survey["loaded"]["open"])
+    for kind in sorted(kinds, key=lambda kind: (kind == OPEN) != loaded) if survey["loaded"] else kinds:
         fits = all(
             kind in card["generation"]["modules"]
             and card["generation"]["branch"]["from"]
@@ -630,6 +736,12 @@ def kept_kind(survey: Mapping[str, Any], cards: list[dict], options: Mapping[str
 
 
 # ---- what it takes ----
+
+
+def fabric_name(source: str, branch: int, tables: Mapping[str, Any]) -> str:
+    """The fabric manager's package: NVIDIA's repository has the branch in its name no more, or as a virtual one's."""
+    plain = source == "nvidia" and branch >= tables["fabric_renamed_since"]
+    return "nvidia-fabricmanager" if plain else f"nvidia-fabricmanager-{branch}"
 
 
 def fabric_packages(
@@ -678,9 +790,12 @@ def oldest(versions: Iterable[str | None]) -> str | None:
     return min(filter(None, versions), key=numbers, default=None)
 
 
-def header_packages(survey: Mapping[str, Any], kind: str) -> list[str]:
-    """What DKMS builds against: headers of the kernel that runs, and of those that updates will bring."""
-    if not kind and not survey["headers"]:
+def header_packages(survey: Mapping[str, Any], kind: str, made: bool) -> list[str]:
+    """What DKMS builds against: headers of the kernel that runs, and of those that updates will bring.
+
+    made: whether the running kernel has its module already; apt may not know the headers of an older kernel any more.
+    """
+    if not kind and not survey["headers"] and not made:
         raise Refused(
             f"the kernel {survey['kernel']} is not the distribution's own, and its headers are not at "
             f"/lib/modules/{survey['kernel']}/build. Install them, or boot a kernel of the distribution."
@@ -688,7 +803,7 @@ def header_packages(survey: Mapping[str, Any], kind: str) -> list[str]:
     follow = headers_of(survey["kernel_packages"])
     if not follow and kind:
         follow = [f"linux-headers-{kind}"]
-    exact = [f"linux-headers-{survey['kernel']}"] if kind and not survey["headers"] else []
+    exact = [f"linux-headers-{survey['kernel']}"] if kind and not survey["headers"] and not made else []
     return [*exact, *follow]
 
 
@@ -751,18 +866,25 @@ def more_components(needed: list[str], family: str, suite: str, sources: Iterabl
     return "\n".join(stanza(item["uris"], item["suites"], lacking, item["options"]) for item in main)
 
 
+# Components that others do not have: a mirror of any address is known by them, a list of mirrors or a proxy.
+MARKS = {"Ubuntu": {"restricted", "universe", "multiverse"}, "Debian": {"non-free-firmware"}}
+PERSONAL = re.compile(r"//ppa\.|/ppa/")
 KEY_FILE = "/etc/apt/keyrings/trainyard-nvidia.asc"
 
 
 def belongs(item: Mapping[str, Any], family: str, suite: str) -> bool:
-    """Whether a source is the distribution's own, of its release: by suite, and by key or address."""
+    """Whether a source is the distribution's own, of its release: by suite, and by key, address or components."""
     suites = all(re.fullmatch(rf"{suite}(-updates|-security)?(/updates)?/?", one) for one in item["suites"])
     keys = f"{family.lower()}-archive-keyring" in item["options"].get("Signed-By", "")
     ends = [
         uri.rstrip("/").removesuffix("/packages").rpartition("/")[2] for uri in item["uris"]
     ]  # as Hetzner's
-    names = all(end.startswith(family.lower()) for end in ends)
-    return bool(item["suites"]) and suites and (keys or names)
+    # A person's archive ends as the distribution's does.
+    names = all(end.startswith(family.lower()) for end in ends) and not any(
+        map(PERSONAL.search, item["uris"])
+    )
+    parts = not MARKS[family].isdisjoint(item["components"])
+    return bool(item["suites"]) and suites and (keys or names or parts)
 
 
 def stanza(uris: list[str], suites: list[str], components: list[str], options: Mapping[str, str]) -> str:
@@ -840,8 +962,8 @@ def nvidia_outcome(
                 f"the kernel runs the {kinds[loaded['open']]} module {loaded['version']}, installed is the "
                 f"{kinds[module['open']]} {module['version']}"
             )
-        elif not loaded and survey["nouveau"]:
-            why = "the kernel runs nouveau, which gives way to the installed driver at a boot"
+        elif not loaded and (other := kernels_own(survey)):
+            why = f"the kernel runs {other}, which gives way to the installed driver at a boot"
     if signing and not (loaded and not why):
         told.append(secure_boot_words())
     if why and reboot and rejected:
@@ -871,6 +993,26 @@ def nvidia_outcome(
             "this host has NVSwitches, but no fabric manager, without which its cards do not start CUDA. Set "
             "nvidia_branch for this host, so that the driver and the fabric manager are installed together."
         )
+    managers = [item for item in survey["packages"] if FABRIC.fullmatch(item["name"]) and item["whole"]]
+    drivers = {
+        plain_version(installed_version(survey["packages"])),
+        *(module["version"] for module in wanted),
+    }
+    if plan["fabric"] and managers and not drivers & {plain_version(item["version"]) for item in managers}:
+        name, version = managers[-1]["name"], plain_version(managers[-1]["version"])
+        problems.append(
+            f"the fabric manager is {version} ({name}), the driver {' and '.join(sorted(drivers))}; expected the same, "
+            "for it starts with a driver of its very version alone. Run again with -e '{\"nvidia_upgrade\": true}' for "
+            f"the newest of both; if they differ then, too, see `apt-cache policy {name}`, and install the version "
+            "that is the driver's."
+        )
+    if plan["prebuilt"] and not wanted and not container:
+        there = ", ".join(f"{module['version']} at {module['path']}" for module in survey["modules"])
+        problems.append(
+            f"the kernel {plan['kernel']} has no {plan['modules']} module of branch {branch}, although the driver's "
+            f"are signed ones of Ubuntu's (found {there or 'none'}). See `dpkg -l 'linux-modules-nvidia-*'`: install "
+            "the package for this kernel, or boot a kernel that has it."
+        )
     if container:
         told.append(
             "a container: modules are built for the kernel that was named, and none can be loaded or rebooted into"
@@ -889,6 +1031,14 @@ def nvidia_outcome(
         "problems": problems,
         "says": told,
     }
+
+
+def kernels_own(survey: Mapping[str, Any]) -> str:
+    """The kernel's own driver that is in the way: nouveau, or nova_core, which comes after it; "" without one."""
+    if survey["nouveau"]:
+        return "nouveau"
+    names = [(card["driver"] or "").lower().replace("_", "") for card in survey["cards"]]
+    return "nova_core" if "novacore" in names else ""  # PCI has it as NovaCore
 
 
 def nvidia_held(packages: Iterable[Mapping[str, Any]], note: str | None) -> list[str]:
@@ -915,12 +1065,27 @@ def secure_boot_words() -> str:
 def nvidia_answer(smi: Mapping[str, Any], plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> str:
     """What is wrong with nvidia-smi's answer; "" if nothing is.
 
-    `smi`: rc, stdout_lines (bus id, version) and stderr_lines of its task; `plan` and `outcome`: what the functions of
-    these names returned.
+    `smi`: rc, stdout_lines (bus id, version), stderr_lines and msg of its task; `plan` and `outcome`: what the
+    functions of these names returned.
     """
-    lines, errors = (smi.get(name, []) for name in ("stdout_lines", "stderr_lines"))
+    written = smi.get("stdout_lines", [])
+    lines = [line for line in written if re.match(r"[0-9A-Fa-f]{8}:", line)]
+    # Warnings stand below the cards, such as of an infoROM that is corrupted, by which they work.
+    errors = [line for line in written if line not in lines] + smi.get("stderr_lines", [])
     cards = plan["cards"]
-    if smi["rc"] != 0 or len(lines) < len(cards):
+    if "No such file" in smi.get("msg", ""):
+        return (
+            "the program nvidia-smi is not there, so that nobody can say whether the driver serves the cards. Install "
+            f"the package that has it: nvidia-utils-{plan['branch']} on Ubuntu (with -server where the driver's have "
+            "it), nvidia-smi or nvidia-driver-cuda on Debian; and run again."
+        )
+    if any("library version mismatch" in line for line in errors):
+        return (
+            f"the driver's libraries are of another release than the kernel module {outcome['version']} "
+            f"({' '.join(errors[:2])}). Run again with -e '{{\"nvidia_upgrade\": true}}', which brings the newest of "
+            "both, and reboot."
+        )
+    if smi["rc"] not in (0, CORRUPTED) or len(lines) < len(cards):
         return (
             f"nvidia-smi names {len(lines)} cards, {len(cards)} are on the PCI bus "
             f"({' '.join((lines + errors)[:2])}). `dmesg | grep -i -e nvrm -e xid` on the host says what "

@@ -50,7 +50,8 @@ KERNEL_PACKAGE = re.compile(
 # nvidia.ko, as Debian (-current, -current-open) and others name it; not its companions such as nvidia-uvm.ko.
 MODULE = re.compile(r"nvidia(-(current|open|tesla|legacy)[a-z0-9-]*)?\.ko(\.(gz|xz|zst))?")
 COMPANION = re.compile(r"-(uvm|drm|modeset|peermem)\.ko")
-OWN_SOURCES = "trainyard-nvidia.sources"  # these two as in roles/nvidia/vars/main/paths.yml
+SOURCE_PARTS = "/etc/apt/sources.list.d"
+OWN_SOURCES = "trainyard-nvidia.sources"  # this and BLACKLIST as in roles/nvidia/vars/main/paths.yml
 MOK = "MokListRT-605dab50-e046-4300-abb6-3dd810dd8b23"  # the keys that the machine's owner has enrolled
 KNOWN = "db-d719b2cb-3d3a-4596-a3bc-dad00e67656f"  # and those of the firmware itself
 DKMS = "/etc/dkms/framework.conf"
@@ -60,6 +61,11 @@ UNITS = ("nvidia-persistenced.service", "nvidia-fabricmanager.service")
 DAEMON_FILE = "/etc/systemd/system/nvidia-persistenced.service.d/trainyard.conf"
 UNIT_PATHS = ("/usr/lib/systemd/system", "/lib/systemd/system", "/etc/systemd/system")
 THERE = ("installed", "half-configured", "half-installed", "unpacked", "triggers-awaited", "triggers-pending")
+CONFIGURED = (
+    "installed",
+    "triggers-awaited",
+    "triggers-pending",
+)  # it works; a file of links, say, is still to be made
 CLEVIS = "/usr/share/initramfs-tools/hooks/clevis"
 UNASKED = re.compile(r"(^|,)(noauto|tpm2-device=)")  # of crypttab: opened later, or by the machine itself
 OPTIONS = {"signed-by": "Signed-By", "trusted": "Trusted", "arch": "Architectures"}  # of a one-line source
@@ -78,13 +84,14 @@ def devices(root: str) -> list[dict]:
     """NVIDIA's PCI devices: {address, device (4 hexadecimal digits), class (4), driver or None}, in PCI's order."""
     found = []
     for path in sorted(glob.glob(f"{root}/sys/bus/pci/devices/*")):
-        if read(f"{path}/vendor").removeprefix("0x") != NVIDIA:
+        device = read(f"{path}/device").removeprefix("0x").lower()
+        if read(f"{path}/vendor").removeprefix("0x") != NVIDIA or not device:  # or just unplugged
             continue
         driver = f"{path}/driver"
         found.append(
             {
                 "address": os.path.basename(path),
-                "device": read(f"{path}/device").removeprefix("0x").lower(),
+                "device": device,
                 "class": read(f"{path}/class").removeprefix("0x")[:4],
                 "driver": os.path.basename(os.path.realpath(driver)) if os.path.exists(driver) else None,
             }
@@ -178,7 +185,7 @@ def packages() -> tuple[list[dict], list[str], list[str]]:
         {
             **{"name": row[0], "version": row[1], "source": row[2]},
             "held": row[3] == "hold",
-            "whole": row[4] == "installed",
+            "whole": row[4] in CONFIGURED,
         }
         for row in rows
         if OURS.search(row[0]) or OURS.search(row[2])
@@ -241,8 +248,7 @@ def stanzas(text: str) -> list[dict]:
 
 def source_files() -> list[str]:
     """The files of apt's sources, but for the role's own."""
-    parts = "/etc/apt/sources.list.d"
-    found = sorted(glob.glob(f"{parts}/*.list") + glob.glob(f"{parts}/*.sources"))
+    found = sorted(glob.glob(f"{SOURCE_PARTS}/*.list") + glob.glob(f"{SOURCE_PARTS}/*.sources"))
     return ["/etc/apt/sources.list", *(path for path in found if os.path.basename(path) != OWN_SOURCES)]
 
 
@@ -310,6 +316,7 @@ def survey(root: str, kernel: str) -> dict:
         "units": [name for name in UNITS if any(os.path.exists(f"{path}/{name}") for path in UNIT_PATHS)],
         "device_nodes": len(glob.glob(f"{root}/dev/nvidia[0-9]*")),
         "sources": sources(source_files()),
+        "own_sources": os.path.exists(f"{SOURCE_PARTS}/{OWN_SOURCES}"),
         "free_bytes": {path: free_bytes(path) for path in ("/usr", "/var/lib/dkms", "/boot")},
     }
 

@@ -31,7 +31,7 @@ def survey(device, *packages):
     }
     return {
         **dict.fromkeys(("nouveau", "container", "runfile", "desktop", "initramfs_stale"), False),
-        **dict.fromkeys(("loaded", "secure_boot", "enrolled")),
+        **dict.fromkeys(("loaded", "secure_boot", "enrolled", "own_sources")),
         **{name: [] for name in ("kernel_packages", "kernels_backported", "runs", "units", "modules")},
         **{"headers": True, "nvswitches": 0, "prime": "", "passphrases": []},
         **{"cards": [card], "device_nodes": 0, "kernel": "6.1.0-50-amd64", "sources": [mirror]},

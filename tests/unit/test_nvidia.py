@@ -113,7 +113,7 @@ def look(facts, *devices, **more):
             name: []
             for name in ("modules", "packages", "kernel_packages", "kernels_backported", "runs", "units")
         },
-        **dict.fromkeys(("loaded", "secure_boot", "enrolled")),
+        **dict.fromkeys(("loaded", "secure_boot", "enrolled", "own_sources")),
         "nvswitches": 0,
         "device_nodes": 0,
         "prime": "",
@@ -215,7 +215,7 @@ def test_later_cards_are_of_generations_that_their_branch_serves():
             DEBIAN_13,
             "2c05",
             "nvidia",
-            580,
+            590,
             ["nvidia-kernel-open-dkms", "nvidia-driver-cuda", "nvidia-persistenced"],
         ),
         (
@@ -294,6 +294,23 @@ def test_with_secure_boot_ubuntu_has_signed_modules():
     assert not plan_for(DEBIAN_12, "2204", survey={"secure_boot": True})["prebuilt"]
 
 
+@pytest.mark.parametrize("secure_boot", [True, False])
+@pytest.mark.parametrize("loaded", [{"version": "580.95.05", "open": True}, None])
+def test_signed_modules_stay_at_the_next_run(secure_boot, loaded):
+    """What goes without DKMS has it in its name; modules that DKMS built would take the place of the signed ones."""
+    names = plan_for(UBUNTU_24, "2204", survey={"secure_boot": True})["packages"]
+    assert "nvidia-headless-no-dkms-580-server-open" in names
+    there = {
+        "packages": [
+            package(name, "6.8.0-49.49" if name.startswith("linux-") else UBUNTUS) for name in names
+        ],
+        "modules": [{"path": "nvidia.ko", "version": "580.95.05", "open": True}],
+    }
+    again = plan_for(UBUNTU_24, "2204", survey={**there, "secure_boot": secure_boot, "loaded": loaded})
+    assert (again["packages"], again["missing"], again["headers"]) == (names, [], [])
+    assert again["prebuilt"] and not again["move"]
+
+
 def test_nvswitches_need_the_fabric_manager():
     eight = ["2330"] * 8
     plan = plan_for(UBUNTU_22, *eight, survey={"nvswitches": 4})
@@ -301,7 +318,10 @@ def test_nvswitches_need_the_fabric_manager():
     assert plan["says"].startswith("8 Hopper: driver 580, open kernel modules")
     assert plan_for(DEBIAN_12, *eight, survey={"nvswitches": 4})["source"] == "nvidia"
     b200 = plan_for(UBUNTU_24, *["2901"] * 8)
-    assert b200["source"] == "nvidia" and {"nvidia-fabricmanager-580", "nvlsm"} <= set(b200["packages"])
+    # There nvidia-fabricmanager-580 is no package, so that dpkg would never have it.
+    assert b200["source"] == "nvidia" and {"nvidia-fabricmanager", "nvlsm"} <= set(b200["packages"])
+    older = plan_for(UBUNTU_24, *["2901"] * 8, branch="570")
+    assert older["source"] == "nvidia" and "nvidia-fabricmanager-570" in older["packages"]
     assert not plan_for(UBUNTU_22, "2330")["fabric"]
 
 
@@ -398,11 +418,22 @@ def test_a_host_without_a_card_is_passed_over_or_refused():
     assert "nvidia_required is true" in refused(DEBIAN_12, required=True)
 
 
-def test_a_card_of_a_virtual_machine_is_not_ours():
+@pytest.mark.parametrize("driver", ["vfio-pci", "nvgrace-gpu-vfio-pci", "pci-stub", "pciback"])
+def test_a_card_of_a_virtual_machine_is_not_ours(driver):
     survey = look(DEBIAN_12, "2204")
-    survey["cards"][0]["driver"] = "vfio-pci"
+    survey["cards"][0]["driver"] = driver
     found = nvidia_plan(survey, DEBIAN_12, options(), TABLES)
-    assert found["skip"] and "vfio-pci" in found["notes"][0]
+    assert found["skip"] and driver in found["notes"][0]
+
+
+def test_the_screen_of_an_old_card_that_loses_nouveau_is_told():
+    survey = look(DEBIAN_12, "128b", "2204", nouveau=True)
+    for card in survey["cards"]:
+        card["driver"] = "nouveau"
+    found = nvidia_plan(survey, DEBIAN_12, options(), TABLES)
+    assert len(found["notes"]) == 2 and "nouveau, which drives the card at 0000:01:00.0" in found["notes"][1]
+    alone = {**survey, "cards": survey["cards"][:1]}  # which stays as it is
+    assert len(nvidia_plan(alone, DEBIAN_12, options(), TABLES)["notes"]) == 1
 
 
 def test_a_container_is_left_to_its_machine():
@@ -439,8 +470,35 @@ def test_a_mirror_is_known_by_the_end_of_its_path():
     uri = "https://mirror.hetzner.com/ubuntu/packages"
     mirror = {"uris": [uri], "suites": ["noble"], "components": ["main", "restricted"], "options": {}}
     assert f"URIs: {uri}" in plan_for(UBUNTU_24, "2204", survey={"sources": [mirror]})["sources"]
-    other = {**mirror, "uris": ["https://packages.microsoft.com/ubuntu/24.04/prod"]}
+    other = {**mirror, "uris": ["https://packages.microsoft.com/ubuntu/24.04/prod"], "components": ["main"]}
     assert "is Ubuntu's own noble" in refused(UBUNTU_24, "2204", survey={"sources": [other]})
+
+
+@pytest.mark.parametrize(
+    "uri", ["mirror://mirrors.example/mirrors.txt", "https://nexus.example/repository/apt-proxy/"]
+)
+def test_a_mirror_of_any_address_is_known_by_its_components(uri):
+    ubuntu = {"uris": [uri], "suites": ["noble"], "components": ["main", "universe"], "options": {}}
+    assert (
+        f"URIs: {uri}\nSuites: noble\nComponents: restricted multiverse"
+        in (plan_for(UBUNTU_24, "2204", survey={"sources": [ubuntu]})["sources"])
+    )
+    debian = {**ubuntu, "suites": ["bookworm"], "components": ["main", "non-free-firmware"]}
+    assert (
+        "Components: contrib non-free\n"
+        in (plan_for(DEBIAN_12, "2204", survey={"sources": [debian]})["sources"])
+    )
+    multimedia = {**debian, "components": ["main", "non-free"]}  # as somebody else's has them
+    assert "is Debian's own bookworm" in refused(DEBIAN_12, "2204", survey={"sources": [multimedia]})
+
+
+def test_a_persons_archive_is_not_the_distributions():
+    own = {**look(UBUNTU_24)["sources"][0], "components": ["main", "universe"]}
+    uri = "https://ppa.example/graphics-drivers/ppa/ubuntu/"
+    person = {"uris": [uri], "suites": ["noble"], "components": ["main"], "options": {}}
+    added = plan_for(UBUNTU_24, "2204", survey={"sources": [own, person]})["sources"]
+    assert "Components: restricted multiverse" in added and "ppa" not in added
+    assert "is Ubuntu's own noble" in refused(UBUNTU_24, "2204", survey={"sources": [person]})
 
 
 def test_other_peoples_sources_are_no_place_for_components():
@@ -539,15 +597,15 @@ def test_the_pin_names_the_branch():
 def test_a_driver_that_serves_the_cards_stays():
     there = {
         "packages": [
-            package("libnvidia-compute-570", "570.133.20-0ubuntu1"),
-            package("nvidia-dkms-570-open", "570.133.20-0ubuntu1"),
+            package(name, "570.133.20-0ubuntu1")
+            for name in ("libnvidia-compute-570", "nvidia-dkms-570-open", "nvidia-utils-570")
         ],
         "modules": [{"path": "nvidia.ko", "version": "570.133.20", "open": True}],
     }
     plan = plan_for(UBUNTU_24, "2c05", survey=there)
     assert (plan["source"], plan["branch"], plan["packages"], plan["move"]) == ("installed", 570, [], False)
     assert plan["says"].endswith("already installed")
-    assert plan["upgrade"] == ["libnvidia-compute-570", "nvidia-dkms-570-open"]
+    assert plan["upgrade"] == ["libnvidia-compute-570", "nvidia-dkms-570-open", "nvidia-utils-570"]
     asked = plan_for(UBUNTU_24, "2c05", survey=there, branch="580")
     assert asked["move"] and asked["packages"][0] == "nvidia-dkms-580-server-open"
 
@@ -567,6 +625,63 @@ def test_a_driver_whose_modules_did_not_compile_gives_way_to_another_source():
     assert plan_for(DEBIAN_13, "2204", survey=there)["missing"][0] == "nvidia-kernel-dkms"
     other = plan_for(DEBIAN_13, "2204", survey=there, source="nvidia")
     assert other["move"] and other["remove"] == ["nvidia-kernel-dkms"]
+
+
+def test_nvidias_repository_for_debian_13_began_with_a_later_branch():
+    """Its 580 would not be found there, and apt would take the newest of all instead."""
+    plan = plan_for(DEBIAN_13, "2c05", cuda_toolkit=True)
+    assert "Pin: version 590.*" in plan["preferences"] and "cuda-toolkit-13-1" in plan["packages"]
+    asked = refused(DEBIAN_13, "2204", branch="580")
+    assert "NVIDIA's repository, branch 580: for Debian 13 it has 590 and later alone" in asked
+    new = {"kernel": "6.12.117+deb13-amd64"}
+    old_card = refused(DEBIAN_13, "1b06", survey=new)
+    assert (
+        "NVIDIA's repository, branch 590: the Pascal card" in old_card and "is served up to 580" in old_card
+    )
+    assert "install the driver yourself and add --skip-tags nvidia" in old_card
+    installed = refused(DEBIAN_13, "2204", survey=WHOLE_535, torch="torch==2.13.0")
+    assert "a driver of 535 is installed. Set nvidia_branch: 590" in installed
+
+
+def test_a_branch_to_set_is_one_that_the_host_can_have():
+    old = {"packages": [package("libnvidia-compute-470", UBUNTUS.replace("580", "470"))]}
+    old["modules"] = [{"path": "nvidia.ko", "version": "470.95.05", "open": False}]
+    assert "Set nvidia_branch: 580" in refused(UBUNTU_24, "1b80", survey=old, torch="torch==2.13.0+cu126")
+
+
+def test_debians_own_driver_from_backports_is_not_taken_for_nvidias():
+    names = ("libcuda1", "nvidia-smi", "nvidia-persistenced", "nvidia-kernel-dkms")
+    there = {"packages": [package(name, "580.142-1~bpo12+1") for name in names]}
+    plan = plan_for(DEBIAN_12, "2204", survey=there, torch="torch==2.13.0")
+    assert (plan["source"], plan["branch"], plan["packages"], plan["sources"]) == ("installed", 580, [], "")
+
+
+def test_a_driver_that_cannot_be_built_for_the_running_kernel_gives_way():
+    names = ("libcuda1", "nvidia-smi", "nvidia-persistenced", "nvidia-kernel-dkms")
+    there = {"packages": [package(name, "550.163.01-2") for name in names], "kernel": "6.12.117+deb13-amd64"}
+    plan = plan_for(DEBIAN_13, "2204", survey=there)
+    assert (plan["source"], plan["branch"], plan["move"]) == ("nvidia", 590, True)
+    assert plan["remove"] == ["nvidia-kernel-dkms"]
+    assert plan["says"].endswith("from NVIDIA's repository, in place of 550.163.01-2")
+    built = {**there, "modules": [{"path": "nvidia.ko", "version": "550.163.01", "open": False}]}
+    assert plan_for(DEBIAN_13, "2204", survey=built)["source"] == "installed"  # by whichever patch
+
+
+@pytest.mark.parametrize(
+    ("dkms", "compute", "version"),
+    [
+        ("nvidia-dkms-565", "libnvidia-compute-565", "565.57.01-0ubuntu1"),
+        ("nvidia-dkms-open", "libnvidia-compute", "615.71.09-1ubuntu1"),
+    ],
+)
+def test_modules_of_another_branch_go_with_it_and_it_is_told(dkms, compute, version):
+    there = {
+        "packages": [package(compute, version), package(dkms, version), package("nvidia-fs-dkms", "2.26")]
+    }
+    plan = plan_for(UBUNTU_24, "2204", survey=there, branch="580")
+    assert plan["move"] and plan["remove"] == [dkms]
+    assert plan["says"].endswith(f"from the distribution, in place of {version}")
+    assert "in place of" not in plan_for(UBUNTU_24, "2204", survey=SIGNED)["says"]
 
 
 def test_a_kernel_that_is_too_new_for_the_distributions_driver():
@@ -608,6 +723,143 @@ def test_ubuntus_own_signed_driver_stays():
     found = nvidia_outcome(there, plan, False)
     assert (found["build"], found["load"], found["says"], found["problems"]) == (False, True, [], [])
     assert SIGNED_KERNEL not in found["hold"]
+
+
+def test_the_empty_packages_of_a_branch_that_ubuntu_has_given_up_are_not_the_driver():
+    """They bring 580's, and keep the version that they were emptied with."""
+    there = copy.deepcopy(SIGNED)
+    names = ("libnvidia-compute-570", "nvidia-driver-570-open", "nvidia-utils-570", "nvidia-dkms-570-open")
+    there["packages"][:0] = [package(name, "570.211.01-0ubuntu1.24.04.1") for name in names]
+    plan = plan_for(UBUNTU_24, "2684", survey=there, torch="torch==2.13.0")
+    assert (plan["source"], plan["branch"], plan["packages"], plan["move"]) == ("installed", 580, [], False)
+    assert plan["prebuilt"] and "Pin: version 580.*" in plan["preferences"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "names", "version"),
+    [
+        (UBUNTU_24, ("libnvidia-compute-535", "nvidia-utils-535"), "535.288.01-0ubuntu0.24.04.1"),
+        (DEBIAN_12, ("libcuda1", "nvidia-smi"), "535.261.03-1"),
+    ],
+)
+def test_libraries_without_modules_are_no_driver(facts, names, version):
+    """As `apt install nvidia-utils-535` leaves them, which a shell advises for nvidia-smi."""
+    there = {"packages": [package(name, version) for name in names], "nouveau": True}
+    plan = plan_for(facts, "2684", survey=there, torch="torch==2.13.0")
+    assert plan["branch"] == 580 and plan["move"] and plan["missing"]
+    grid = {**there, "loaded": {"version": "550.127.05", "open": False}}  # a provider's own, beside them
+    assert "driver 550.127.05, which is of no package" in refused(facts, "2684", survey=grid)
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_of_both_kinds_of_modules_the_loaded_one_counts(is_open):
+    """As they stay when somebody goes over from one to the other: no boot would bring the other one."""
+    there = copy.deepcopy(SIGNED)
+    there["packages"].append(package(SIGNED_KERNEL.replace("-open", ""), "6.8.0-49.49"))
+    there["modules"] = [{"path": "nvidia.ko", "version": "580.95.05", "open": kind} for kind in (True, False)]
+    there["loaded"] = {"version": "580.95.05", "open": is_open}
+    plan = plan_for(UBUNTU_24, "2684", survey=there)
+    assert plan["modules"] == ("open" if is_open else "proprietary") and plan["packages"] == []
+    assert nvidia_outcome(look(UBUNTU_24, "2684", **there), plan, False)["running"]
+
+
+def test_what_is_broken_beside_a_driver_does_not_cost_it_its_place():
+    there = copy.deepcopy(SIGNED)
+    there["packages"].append({**package("nvidia-container-toolkit", "1.17.8-1"), "whole": False})
+    assert plan_for(UBUNTU_24, "2684", survey=there)["source"] == "installed"
+    there["packages"][-2]["whole"] = False  # but its modules do
+    assert there["packages"][-2]["name"] == SIGNED_KERNEL
+    assert plan_for(UBUNTU_24, "2684", survey=there)["source"] == "distribution"
+
+
+def test_a_whole_driver_needs_no_sources():
+    """Nor the key of NVIDIA's, which a host that had its packages from a local repository may not reach."""
+    plan = plan_for(DEBIAN_12, "2482", survey=WHOLE_580)
+    assert (plan["source"], plan["missing"], plan["sources"], plan["key"]) == ("nvidia", [], "", None)
+    stable = {**look(DEBIAN_12)["sources"][0], "suites": ["stable"]}  # where contrib could not be added
+    assert plan_for(DEBIAN_12, "2482", survey={**WHOLE_535, "sources": [stable]})["sources"] == ""
+    own = plan_for(DEBIAN_12, "2482", survey={**WHOLE_580, "own_sources": True})  # as the role wrote them
+    assert own["sources"] and own["key"]
+    assert plan_for(DEBIAN_12, "2482", survey=WHOLE_580, upgrade=True)["key"]
+    assert plan_for(DEBIAN_12, "2482", survey=WHOLE_580, cuda_toolkit=True)["key"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["nvidia-dkms-580-server"],
+        [f"linux-modules-nvidia-580-server-{kernel}" for kernel in ("6.8.0-49-generic", "generic")],
+    ],
+)
+def test_ubuntus_server_driver_with_its_screens_packages_is_whole_without_a_screen(names):
+    """As `apt install nvidia-driver-580-server` leaves it on a machine that nobody logs in to by a screen."""
+    more = ["nvidia-driver-580-server", "nvidia-utils-580-server", "libnvidia-compute-580-server"]
+    there = {"packages": [package(name, UBUNTUS) for name in [*names, *more]]}
+    there["modules"] = [{"path": "nvidia.ko", "version": "580.95.05", "open": False}]
+    plan = plan_for(UBUNTU_24, "2482", survey=there)
+    assert (plan["source"], plan["missing"], plan["move"], plan["stays"]) == ("distribution", [], False, True)
+
+
+def test_no_headers_for_a_kernel_that_has_its_module():
+    """apt may not know them any more, or never did."""
+    gone = {**BY_DKMS, "headers": False, "kernel_packages": ["linux-image-generic"]}
+    assert plan_for(UBUNTU_24, "2482", survey=gone)["headers"] == ["linux-headers-generic"]
+    own = {**gone, "kernel": "6.12.8-x64v3-xanmod1"}
+    assert plan_for(UBUNTU_24, "2482", survey=own)["headers"] == ["linux-headers-generic"]
+    exact = "linux-headers-6.8.0-49-generic"
+    assert plan_for(UBUNTU_24, "2482", survey=gone, upgrade=True)["headers"][0] == exact
+    assert plan_for(UBUNTU_24, "2482", survey=gone, modules="open")["headers"][0] == exact
+    assert plan_for(UBUNTU_24, "2482", survey={**gone, "modules": []})["headers"][0] == exact
+
+
+LATER = {  # NVIDIA's repository for Ubuntu, with names that the role does not know how to install
+    "packages": [package(name, "615.71.09-1ubuntu1") for name in ("libnvidia-compute", "nvidia-dkms-open")],
+    "modules": [{"path": "nvidia.ko", "version": "615.71.09", "open": True}],
+}
+
+
+def test_an_unknown_cards_driver_of_a_later_branch_stays_once_the_inventory_says_both():
+    told = plan_for(UBUNTU_24, "3f01", survey=LATER, modules="open", branch="615", torch="torch==2.13.0")
+    assert (told["source"], told["branch"], told["packages"], told["stays"]) == ("installed", 615, [], True)
+    assert plan_for(UBUNTU_24, "2204", survey=LATER, branch="615")["source"] == "installed"
+    assert "from 590 on its packages" in refused(UBUNTU_24, "2204", survey=LATER, branch="620")
+    old = {"packages": [package("libcuda1", "535.261.03-1")], "modules": INSTALLED["modules"]}
+    # What does not run torch's build is not kept for want of another.
+    given = {"survey": old, "branch": "535", "torch": "torch==2.13.0"}
+    assert "is for CUDA 13.0, which 535 does not run" in refused(DEBIAN_12, "2204", **given)
+
+
+@pytest.mark.parametrize(("branch", "facts"), [("470", DEBIAN_12), ("535", DEBIAN_13)])
+def test_debians_drivers_for_servers_stay(branch, facts):
+    """They have names of their own, and may stand beside the others, which would be installed over them."""
+    version = f"{branch}.256.02-2"
+    names = (f"libnvidia-tesla-{branch}-cuda1", f"nvidia-tesla-{branch}-kernel-dkms")
+    there = {
+        "packages": [package(name, version) for name in names],
+        "modules": [{"path": f"nvidia-tesla-{branch}.ko", "version": f"{branch}.256.02", "open": False}],
+        "loaded": {"version": f"{branch}.256.02", "open": False},
+    }
+    plan = plan_for(facts, "1db6", survey=there)
+    assert (plan["source"], plan["branch"], plan["packages"]) == ("installed", int(branch), [])
+    if facts is DEBIAN_12:
+        assert plan_for(facts, "1db6", survey=there, branch="580")["remove"] == [names[1]]
+        torch = refused(facts, "1db6", survey=there, torch="torch==2.13.0+cu126")
+        assert "a driver of 470 is installed" in torch
+
+
+def test_a_driver_without_nvidia_smi_gets_it():
+    """As `ubuntu-drivers install --gpgpu` leaves it; of the driver nothing else changes."""
+    names = ("libnvidia-compute-570-server", "libnvidia-compute-570-server:i386", "nvidia-dkms-570-server")
+    there = {"packages": [package(name, "570.172.08-0ubuntu0.24.04.1") for name in names]}
+    plan = plan_for(UBUNTU_24, "2204", survey=there)
+    assert (plan["source"], plan["packages"], plan["move"]) == (
+        "installed",
+        ["nvidia-utils-570-server"],
+        False,
+    )
+    there["packages"].append(package("nvidia-utils-570-server", "570.172.08-0ubuntu0.24.04.1"))
+    plan = plan_for(UBUNTU_24, "2204", survey=there)
+    assert (plan["packages"], plan["move"]) == ([], False)
 
 
 def test_ubuntus_own_proprietary_driver_stays_where_it_serves():
@@ -709,10 +961,13 @@ def test_half_a_driver_is_completed_or_replaced():
 def test_the_owners_signed_driver_gets_the_modules_of_a_new_kernel(secure_boot):
     """As after a boot into one: they may need a newer driver of the branch, whose packages are held."""
     there = copy.deepcopy({**SIGNED, "modules": [], "secure_boot": secure_boot})
-    there["packages"].append(package("linux-modules-nvidia-570-open-6.8.0-40-generic", "6.8.0-40.40"))
+    for flavour in ("570-open", "535", "fs"):  # the last is no driver at all
+        old = f"linux-modules-nvidia-{flavour}-6.8.0-40-generic"
+        there["packages"].insert(0, package(old, "6.8.0-40.40"))
     plan = plan_for(UBUNTU_24, "2684", survey=there)
     assert (plan["source"], plan["branch"], plan["prebuilt"], plan["move"]) == ("installed", 580, True, True)
     assert plan["missing"] == ["linux-modules-nvidia-580-open-6.8.0-49-generic"] and plan["remove"] == []
+    assert plan["modules"] == "open"
 
 
 @pytest.mark.parametrize(("dkms", "kind"), [("nvidia-dkms-open", "open"), ("nvidia-dkms", "proprietary")])
@@ -741,7 +996,7 @@ OLDER = {"torch": "torch==2.13.0+cu126"}
 @pytest.mark.parametrize("facts", [DEBIAN_12, DEBIAN_13])
 def test_a_fresh_host_has_a_driver_that_runs_torchs_build(facts):
     plan = plan_for(facts, "2204", **TORCH)
-    assert (plan["source"], plan["branch"]) == ("nvidia", 580)
+    assert (plan["source"], plan["branch"]) == ("nvidia", 590 if facts is DEBIAN_13 else 580)
     assert plan_for(facts, "2204", **OLDER)["source"] == "distribution"
     for unknown in ("torch==2.13.0+cpu", "torch==2.13.0+rocm7.1", ""):
         assert plan_for(facts, "2204", torch=unknown)["source"] == "distribution"
@@ -1062,6 +1317,15 @@ def test_no_driver_takes_the_place_of_the_one_that_a_run_lives_by(given, refuses
     assert "first is training here" in said and "playbooks/stop.yml" in said
 
 
+def test_the_kernels_newer_driver_is_in_the_way_as_nouveau_is():
+    """NVIDIA's module would not load while it has the card: "already bound to NovaCore"."""
+    card = {"address": "0000:01:00.0", "device": "2204", "class": "0300", "driver": "NovaCore"}
+    found = outcome(cards=[card])
+    assert "runs nova_core, which gives way" in found["pending"] and not found["load"]
+    settle = yaml.safe_load((ROOT / "roles/nvidia/tasks/settle.yml").read_text())[0]
+    assert "\nblacklist nova_core\n" in settle["ansible.builtin.copy"]["content"]
+
+
 def test_secure_boot_is_told_until_the_module_runs():
     found = outcome(secure_boot=True)
     assert "mokutil --import" in found["says"][0]
@@ -1083,6 +1347,38 @@ def test_switches_without_a_fabric_manager_are_a_problem():
     plan = {**plan_for(DEBIAN_12, "2204"), "fabric": True}
     assert "no fabric manager" in outcome(plan=plan)["problems"][0]
     assert outcome(plan=plan, units=["nvidia-fabricmanager.service"])["problems"] == []
+
+
+@pytest.mark.parametrize(
+    ("manager", "version", "fits"),
+    [
+        ("nvidia-fabricmanager-580", "580.95.05-0ubuntu0.22.04.1", True),
+        ("nvidia-fabricmanager", "580.95.05-1", True),
+        ("nvidia-fabricmanager-580", "580.126.09-1", False),  # of NVIDIA's repository, beside Ubuntu's driver
+        ("nvidia-fabricmanager", "590.48.01-1", False),
+    ],
+)
+def test_a_fabric_manager_of_another_release_is_told(manager, version, fits):
+    names = ("libnvidia-compute-580-server", "nvidia-utils-580-server", "nvidia-dkms-580-server-open")
+    there = {
+        "packages": [package(name, UBUNTUS) for name in names] + [package(manager, version)],
+        "modules": [{"path": "nvidia.ko", "version": "580.95.05", "open": True}],
+        "nvswitches": 4,
+        "units": ["nvidia-fabricmanager.service"],
+    }
+    found = nvidia_outcome(look(UBUNTU_22, "2330", **there), plan_for(UBUNTU_22, "2330", survey=there), False)
+    assert (found["problems"] == []) is fits
+    if not fits:
+        assert version.split("-")[0] in found["problems"][0] and "nvidia_upgrade" in found["problems"][0]
+
+
+def test_signed_modules_that_are_not_there_are_told():
+    plan = plan_for(UBUNTU_24, "2684", survey={"secure_boot": True})
+    other = [{"path": "/lib/modules/x/nvidia.ko", "version": "580.95.05", "open": False}]
+    survey = look(UBUNTU_24, "2684", packages=SIGNED["packages"], modules=other, secure_boot=True)
+    (problem,) = nvidia_outcome(survey, plan, False)["problems"]
+    assert "has no open module of branch 580" in problem and "found 580.95.05 at /lib/modules/x" in problem
+    assert nvidia_outcome({**survey, "container": True}, plan, False)["problems"] == []
 
 
 def test_a_container_loads_nothing_and_says_so():
@@ -1253,16 +1549,22 @@ def test_a_fresh_ubuntu_beside_one_with_ubuntus_own_driver_has_the_distributions
         assert (common["says"], common["apart"]) == ("", [])
 
 
-def answer(*lines, rc=0, cards=2):
-    smi = {"rc": rc, "stdout_lines": list(lines), "stderr_lines": []}
-    return nvidia_answer(smi, {"cards": [{}] * cards}, {"version": "580.95.05"})
+def answer(*lines, rc=0, cards=2, **more):
+    smi = {"rc": rc, "stdout_lines": list(lines), "stderr_lines": [], **more}
+    return nvidia_answer(smi, {"cards": [{}] * cards, "branch": 580}, {"version": "580.95.05"})
 
 
 def test_nvidia_smi_answers_for_every_card_with_the_installed_version():
     good, other = "00000000:01:00.0, 580.95.05", "00000000:02:00.0, 580.82.07"
     assert answer(good, good.replace(":01:", ":02:")) == ""
     assert "names 1 cards, 2 are on the PCI bus" in answer(good)
-    assert "Failed to initialize NVML" in answer("Failed to initialize NVML: Driver mismatch", rc=18, cards=1)
+    assert "Failed to initialize NVML" in answer("Failed to initialize NVML: Unknown Error", rc=255, cards=1)
+    mismatch = answer("Failed to initialize NVML: Driver/library version mismatch", rc=18, cards=1)
+    assert "another release than the kernel module 580.95.05" in mismatch and "nvidia_upgrade" in mismatch
+    nothing = answer(rc=2, msg="[Errno 2] No such file or directory: b'nvidia-smi'")
+    assert "nvidia-smi is not there" in nothing and "nvidia-utils-580" in nothing
+    warning = "WARNING: infoROM is corrupted at gpu 0000:01:00.0"  # whose card trains all the same
+    assert answer(good, warning, cards=1) == answer(good, warning, cards=1, rc=14) == ""
     fault = answer(good, other)
     assert "says that driver 580.82.07 runs the card at 00000000:02:00.0" in fault and "580.95.05" in fault
 
@@ -1371,6 +1673,9 @@ def machine(tmp_path):
     driver = tmp_path / "sys/bus/pci/drivers/vfio-pci"
     driver.mkdir(parents=True)
     (pci / "0000:01:00.0/driver").symlink_to(driver)
+    (pci / "0000:05:00.0").mkdir()  # one that is being unplugged
+    (pci / "0000:05:00.0/vendor").write_text("0x10de\n")
+    (pci / "0000:05:00.0/class").write_text("0x030000\n")
     return tmp_path
 
 
@@ -1509,6 +1814,28 @@ def test_a_32_bit_library_is_held_by_its_own_name_once(survey, tmp_path, monkeyp
     assert survey.packages()[1:] == (["linux-image-amd64"], ["linux-image-amd64"])
     installed.update(dict.fromkeys(installed, "hold"))
     assert names_to_hold() == []
+
+
+@pytest.mark.skipif(not shutil.which("dpkg-query"), reason="needs dpkg")
+@pytest.mark.parametrize(
+    ("status", "more", "whole"),
+    [
+        ("installed", "", True),
+        ("triggers-pending", "Triggers-Pending: ldconfig\n", True),  # as a power cut leaves it
+        ("triggers-awaited", "Triggers-Awaited: libc-bin\n", True),
+        ("half-configured", "", False),
+        ("unpacked", "", False),
+        ("config-files", "Config-Version: 580.95.05-1\n", None),  # removed, which dpkg lists as rc
+    ],
+)
+def test_a_package_whose_triggers_have_not_run_is_whole(survey, tmp_path, monkeypatch, status, more, whole):
+    monkeypatch.setenv("DPKG_ADMINDIR", str(tmp_path))
+    (tmp_path / "status").write_text(
+        f"Package: nvidia-utils-580\nStatus: install ok {status}\nArchitecture: all\n"
+        f"Maintainer: x <x@localhost>\nVersion: 580.95.05-1\n{more}Description: x\n"
+    )
+    found, _, _ = survey.packages()
+    assert [item["whole"] for item in found] == ([] if whole is None else [whole])
 
 
 def test_kernel_packages_are_those_that_follow_the_newest(survey):
