@@ -1674,3 +1674,9 @@ def test_of_a_parquet_file_what_nobody_asks_for_is_not_read(tmp_path):
     assert list(files.records(path, ["messages"], ["tools"])) == [
         (1, {key: one for key, (one,) in rows.items()})
     ]
+
+
+def test_behind_a_mark_the_byte_that_is_no_utf_8_is_told(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfgood\n\xef\xbb\xbfcaf\xe9\n")
+    with pytest.raises(BadInput, match=r"a\.txt:2: not UTF-8: byte 0xe9 at column 4"):
+        sampled(from_mapping({"dataset": str(tmp_path / "a.txt")}))

@@ -3,6 +3,7 @@
 The controller imports this: what is not in Python itself is imported where it is needed.
 """
 
+import codecs
 import errno
 import json
 import os
@@ -194,8 +195,9 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                         f"{path}:1: not UTF-8: it is {what}; convert it, for example: "
                         f"{command} < {shlex.quote(path.name)} > NEW{path.suffix}"
                     )
+            raw = raw.removeprefix(codecs.BOM_UTF8)  # which files put together have within, too
             try:
-                yield number, raw.decode("utf-8-sig")  # which files put together have within, too
+                yield number, raw.decode()  # "utf-8-sig" takes several times as long
             except UnicodeDecodeError as error:
                 raise BadInput(
                     f"{path}:{number}: not UTF-8: byte 0x{raw[error.start]:02x} at column {error.start + 1}; "
