@@ -91,7 +91,10 @@ def _is_chat(record: dict, name: str, config: Config) -> bool:
 
 def _pair(record: dict) -> tuple[str, str] | None:
     """By which of PAIRS the record has its instruction and its answer."""
-    return next((one for one in PAIRS if all(record.get(name) is not None for name in one)), None)
+    for asks, answers in PAIRS:  # of each record: a generator takes twice as long
+        if record.get(asks) is not None and record.get(answers) is not None:
+            return asks, answers
+    return None
 
 
 def _pair_of_messages(record: dict) -> list | None:
@@ -300,9 +303,9 @@ def _named(where: str, message: dict) -> dict:
 
 
 def _message(where: str, message) -> dict:
-    there = _there(message) if isinstance(message, dict) else ""
-    message = _named(where, message) if there else message
-    if not there or not isinstance(message.get("role"), str):
+    found = message if isinstance(message, dict) else {}
+    message = _named(where, message) if found else message
+    if not found or not isinstance(message.get("role"), str):
         raise BadInput(
             f'{where}: expected an object like {{"role": "user", "content": "…"}}, found {_short(message)}'
         )
@@ -328,12 +331,13 @@ def _message(where: str, message) -> dict:
         content = "".join(parts)
     if not isinstance(content, str):
         cure = (
-            f"{there}. Name so what is said, or leave such records away"
+            f"{_there(found)}. Name so what is said, or leave such records away"
             if content is None
             else "write it as JSON in a text"
         )
         raise BadInput(f"{where}: content: expected a text, found {_short(content)}; {cure}")
-    return {**message, "content": content}
+    message["content"] = content  # of a copy
+    return message
 
 
 def _part(part):
