@@ -1688,3 +1688,16 @@ def test_words_on_a_message_are_made_only_where_it_is_refused(tmp_path, monkeypa
     talk = [{"role": "user", "content": "q"}, {"from": "gpt", "value": "a"}]
     path = write_lines(tmp_path / "a.jsonl", [{"messages": talk}])
     assert [len(one.messages) for one in sampled(from_mapping({"dataset": path}))] == [2]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"question": "q", "answer": []},
+        {"question": [], "answer": "a"},
+        {"prompt": [{"role": "user", "content": "q"}], "completion": []},
+    ],
+)
+def test_a_question_without_an_answer_is_no_chat(tmp_path, record):
+    with pytest.raises(BadInput, match=r"a\.jsonl:1: field '\w+': expected a text, found \["):
+        sampled(from_mapping({"dataset": write_lines(tmp_path / "a.jsonl", [record])}))

@@ -106,7 +106,7 @@ def _pair_of_messages(record: dict) -> list | None:
     turns = [
         [_said(role, one)] if isinstance(one, str) else one for role, one in zip(roles, said, strict=True)
     ]
-    return [*turns[0], *turns[1]] if all(isinstance(one, list) for one in turns) else None
+    return [*turns[0], *turns[1]] if all(isinstance(one, list) and one for one in turns) else None
 
 
 CALL = '{"function": {"name": "…", "arguments": {…}}}'
