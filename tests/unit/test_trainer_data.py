@@ -1701,3 +1701,12 @@ def test_words_on_a_message_are_made_only_where_it_is_refused(tmp_path, monkeypa
 def test_a_question_without_an_answer_is_no_chat(tmp_path, record):
     with pytest.raises(BadInput, match=r"a\.jsonl:1: field '\w+': expected a text, found \["):
         sampled(from_mapping({"dataset": write_lines(tmp_path / "a.jsonl", [record])}))
+
+
+@pytest.mark.parametrize(
+    "beside", [[], ["hello", "goodbye"], {"id": 1}, [{"role": "user", "content": "of another"}]]
+)
+def test_a_conversation_beside_a_question_and_its_answer_is_not_read_for_them(tmp_path, beside):
+    record = {"question": "q", "answer": "a", "conversation": beside}
+    (one,) = sampled(from_mapping({"dataset": write_lines(tmp_path / "a.jsonl", [record])}))
+    assert [said["content"] for said in one.messages] == ["q", "a"]

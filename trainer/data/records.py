@@ -76,9 +76,11 @@ def _told(record: dict, config: Config) -> str:
         return "instruction"
     if record.get(config.text_field) is not None:
         return "text"
-    if any(_is_chat(record, name, config) for name in CHATS) or _pair_of_messages(record):
+    if any(_is_chat(record, name, config) for name in CHATS[:2]) or _pair_of_messages(record):
         return "chat"
-    return "instruction" if _pair(record) else "text"
+    if _pair(record):  # beside which a `conversation` is mostly where it comes from
+        return "instruction"
+    return "chat" if _is_chat(record, CHATS[2], config) else "text"
 
 
 def _is_chat(record: dict, name: str, config: Config) -> bool:
