@@ -1710,3 +1710,10 @@ def test_a_conversation_beside_a_question_and_its_answer_is_not_read_for_them(tm
     record = {"question": "q", "answer": "a", "conversation": beside}
     (one,) = sampled(from_mapping({"dataset": write_lines(tmp_path / "a.jsonl", [record])}))
     assert [said["content"] for said in one.messages] == ["q", "a"]
+
+
+def test_what_a_turn_says_is_its_value_whatever_stands_beside(tmp_path):
+    turns = [{"from": "human", "value": "q", "content": ""}, {"from": "gpt", "value": "a", "content": "b"}]
+    path = write_lines(tmp_path / "a.jsonl", [{"conversations": turns}])
+    (one,) = sampled(from_mapping({"dataset": path}))
+    assert [said["content"] for said in one.messages] == ["q", "a"]

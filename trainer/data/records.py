@@ -292,7 +292,7 @@ def _named(where: str, message: dict) -> dict:
         raise BadInput(
             f"{where}: from: found {_short(role)}; expected one of: {', '.join((*ROLES, *CALLERS))}"
         )
-    what = "value" if "value" in said and "content" not in said else "content"
+    what = "value" if "value" in said and (is_turn or "content" not in said) else "content"
     if what == "value":
         said["content"] = said.pop("value")
     if known in CALLERS:
