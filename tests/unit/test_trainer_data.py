@@ -1717,3 +1717,10 @@ def test_what_a_turn_says_is_its_value_whatever_stands_beside(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", [{"conversations": turns}])
     (one,) = sampled(from_mapping({"dataset": path}))
     assert [said["content"] for said in one.messages] == ["q", "a"]
+
+
+def test_a_part_whose_type_is_null_is_text(tmp_path):
+    talk = [{"role": "user", "content": [{"type": None, "text": "q"}]}, {"role": "assistant", "content": "a"}]
+    path = write_lines(tmp_path / "a.jsonl", [{"messages": talk}])
+    (one,) = sampled(from_mapping({"dataset": path}))
+    assert one.words == "q\na"

@@ -345,7 +345,7 @@ def _message(where: str, message) -> dict:
 def _part(part):
     """The text of one of a content's parts; None where it is another thing, or a thought, which is no answer."""
     kinds = ("text", "input_text", "output_text")
-    return part.get("text") if isinstance(part, dict) and part.get("type", "text") in kinds else None
+    return part.get("text") if isinstance(part, dict) and (part.get("type") or "text") in kinds else None
 
 
 def _tool_calls(where: str, calls) -> list[dict]:
