@@ -1724,3 +1724,9 @@ def test_a_part_whose_type_is_null_is_text(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", [{"messages": talk}])
     (one,) = sampled(from_mapping({"dataset": path}))
     assert one.words == "q\na"
+
+
+def test_a_record_of_another_kind_is_called_by_its_name(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", [{"text": "t"}, {"question": "q", "answer": "a"}])
+    with pytest.raises(BadInput, match=r"a\.jsonl:2: .*This is an instruction record: give"):
+        sampled(from_mapping({"dataset": path}))

@@ -171,7 +171,8 @@ def _apart(record: dict, config: Config, expected: str) -> str:
     told = expected if config.data_format != "auto" else _told(record, config)
     if told == expected or (told == "text" and config.text_field not in record):
         return ""
-    return f". This is a {told} record: give those of each kind as a set of their own: dataset: ONE,OTHER"
+    article = "an" if told == "instruction" else "a"
+    return f". This is {article} {told} record: give those of each kind as a set of their own: dataset: ONE,OTHER"
 
 
 def _text(where: str, record: dict, config: Config) -> dict:
