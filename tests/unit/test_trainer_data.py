@@ -1730,3 +1730,17 @@ def test_a_record_of_another_kind_is_called_by_its_name(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", [{"text": "t"}, {"question": "q", "answer": "a"}])
     with pytest.raises(BadInput, match=r"a\.jsonl:2: .*This is an instruction record: give"):
         sampled(from_mapping({"dataset": path}))
+
+
+def test_a_chat_that_is_a_list_alone_is_not_to_be_taken_apart(tmp_path):
+    """A message a line would be taken for a document."""
+    talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    path = Path(write_lines(tmp_path / "a.jsonl", [talk, talk]))
+    with pytest.raises(BadInput, match=r"a\.jsonl:1: .*becomes a chat by: ") as refused:
+        sampled(from_mapping({"dataset": str(path)}))
+    command = str(refused.value).partition("becomes a chat by: ")[2]
+    assert command == "jq -c '{messages: .}' a.jsonl > NEW.jsonl"
+    if shutil.which("jq"):
+        subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+        found = sampled(from_mapping({"dataset": str(tmp_path / "NEW.jsonl")}))
+        assert [one.words for one in found] == ["q\na"] * 2
