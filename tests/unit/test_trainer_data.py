@@ -1744,3 +1744,11 @@ def test_a_chat_that_is_a_list_alone_is_not_to_be_taken_apart(tmp_path):
         subprocess.run(command, shell=True, check=True, cwd=tmp_path)
         found = sampled(from_mapping({"dataset": str(tmp_path / "NEW.jsonl")}))
         assert [one.words for one in found] == ["q\na"] * 2
+
+
+@pytest.mark.parametrize("beside", [{}, {"text": "all of it"}])
+def test_an_instruction_whose_answer_is_null_is_no_text(tmp_path, beside):
+    good = {"instruction": "q", "output": "a", **beside}
+    path = write_lines(tmp_path / "a.jsonl", [{**good, "output": None}, good])
+    with pytest.raises(BadInput, match=r"a\.jsonl:1: field 'output': expected a text, found null"):
+        sampled(from_mapping({"dataset": path}))

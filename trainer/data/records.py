@@ -72,7 +72,8 @@ def kind(record: dict, config: Config) -> str:
 def _told(record: dict, config: Config) -> str:
     if _is_chat(record, CHATS[0], config):
         return "chat"
-    if _pair(record) == PAIRS[0]:
+    is_half = _pair(record) is None and all(name in record for name in PAIRS[0])
+    if _pair(record) == PAIRS[0] or (is_half and any(record[name] is not None for name in PAIRS[0])):
         return "instruction"
     if record.get(config.text_field) is not None:
         return "text"
