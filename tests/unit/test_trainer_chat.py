@@ -855,3 +855,15 @@ def test_nor_is_the_date_that_a_template_asks_for_itself(tmp_path, make_tokenize
         assert text.startswith("Friday, 26 July 2024, 00:00 \n<|start|>user")
     monkeypatch.undo()
     time.tzset()
+
+
+def test_marks_hold_in_a_record_that_has_an_answer_which_is_not_learnt(tmp_path, make_tokenizer):
+    """A template with marks may have no prompt: the answer's header was learnt."""
+    tokens = make_tokenizer(MARKED)
+    talk = [
+        TALK[0],
+        {"role": "assistant", "content": "no", "weight": 0},
+        TALK[0],
+        {"role": "assistant", "content": "mat"},
+    ]
+    assert whole_and_learnt(prepared(tmp_path, tokens, [{"messages": talk}]), tokens)[1] == ["mat<|end|>"]

@@ -1674,3 +1674,81 @@ def test_of_a_parquet_file_what_nobody_asks_for_is_not_read(tmp_path):
     assert list(files.records(path, ["messages"], ["tools"])) == [
         (1, {key: one for key, (one,) in rows.items()})
     ]
+
+
+def test_behind_a_mark_the_byte_that_is_no_utf_8_is_told(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfgood\n\xef\xbb\xbfcaf\xe9\n")
+    with pytest.raises(BadInput, match=r"a\.txt:2: not UTF-8: byte 0xe9 at column 4"):
+        sampled(from_mapping({"dataset": str(tmp_path / "a.txt")}))
+
+
+def test_words_on_a_message_are_made_only_where_it_is_refused(tmp_path, monkeypatch):
+    """They took a third of the time that reading takes."""
+    monkeypatch.setattr(fields, "_there", None)
+    talk = [{"role": "user", "content": "q"}, {"from": "gpt", "value": "a"}]
+    path = write_lines(tmp_path / "a.jsonl", [{"messages": talk}])
+    assert [len(one.messages) for one in sampled(from_mapping({"dataset": path}))] == [2]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"question": "q", "answer": []},
+        {"question": [], "answer": "a"},
+        {"prompt": [{"role": "user", "content": "q"}], "completion": []},
+    ],
+)
+def test_a_question_without_an_answer_is_no_chat(tmp_path, record):
+    with pytest.raises(BadInput, match=r"a\.jsonl:1: field '\w+': expected a text, found \["):
+        sampled(from_mapping({"dataset": write_lines(tmp_path / "a.jsonl", [record])}))
+
+
+@pytest.mark.parametrize(
+    "beside", [[], ["hello", "goodbye"], {"id": 1}, [{"role": "user", "content": "of another"}]]
+)
+def test_a_conversation_beside_a_question_and_its_answer_is_not_read_for_them(tmp_path, beside):
+    record = {"question": "q", "answer": "a", "conversation": beside}
+    (one,) = sampled(from_mapping({"dataset": write_lines(tmp_path / "a.jsonl", [record])}))
+    assert [said["content"] for said in one.messages] == ["q", "a"]
+
+
+def test_what_a_turn_says_is_its_value_whatever_stands_beside(tmp_path):
+    turns = [{"from": "human", "value": "q", "content": ""}, {"from": "gpt", "value": "a", "content": "b"}]
+    path = write_lines(tmp_path / "a.jsonl", [{"conversations": turns}])
+    (one,) = sampled(from_mapping({"dataset": path}))
+    assert [said["content"] for said in one.messages] == ["q", "a"]
+
+
+def test_a_part_whose_type_is_null_is_text(tmp_path):
+    talk = [{"role": "user", "content": [{"type": None, "text": "q"}]}, {"role": "assistant", "content": "a"}]
+    path = write_lines(tmp_path / "a.jsonl", [{"messages": talk}])
+    (one,) = sampled(from_mapping({"dataset": path}))
+    assert one.words == "q\na"
+
+
+def test_a_record_of_another_kind_is_called_by_its_name(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", [{"text": "t"}, {"question": "q", "answer": "a"}])
+    with pytest.raises(BadInput, match=r"a\.jsonl:2: .*This is an instruction record: give"):
+        sampled(from_mapping({"dataset": path}))
+
+
+def test_a_chat_that_is_a_list_alone_is_not_to_be_taken_apart(tmp_path):
+    """A message a line would be taken for a document."""
+    talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    path = Path(write_lines(tmp_path / "a.jsonl", [talk, talk]))
+    with pytest.raises(BadInput, match=r"a\.jsonl:1: .*becomes a chat by: ") as refused:
+        sampled(from_mapping({"dataset": str(path)}))
+    command = str(refused.value).partition("becomes a chat by: ")[2]
+    assert command == "jq -c '{messages: .}' a.jsonl > NEW.jsonl"
+    if shutil.which("jq"):
+        subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+        found = sampled(from_mapping({"dataset": str(tmp_path / "NEW.jsonl")}))
+        assert [one.words for one in found] == ["q\na"] * 2
+
+
+@pytest.mark.parametrize("beside", [{}, {"text": "all of it"}])
+def test_an_instruction_whose_answer_is_null_is_no_text(tmp_path, beside):
+    good = {"instruction": "q", "output": "a", **beside}
+    path = write_lines(tmp_path / "a.jsonl", [{**good, "output": None}, good])
+    with pytest.raises(BadInput, match=r"a\.jsonl:1: field 'output': expected a text, found null"):
+        sampled(from_mapping({"dataset": path}))

@@ -3,6 +3,7 @@
 The controller imports this: what is not in Python itself is imported where it is needed.
 """
 
+import codecs
 import errno
 import json
 import os
@@ -20,6 +21,7 @@ LONGEST_LINE = 64 << 20  # bytes; a line is held in memory whole
 LONGEST_PARAGRAPH = 1 << 16  # bytes; a text without blank lines is cut at line ends about here
 ROWS = 256  # of a parquet file, read at once
 A_LINE_EACH = "jq -c 'arrays[], objects'"  # of a list of records, and of such as go over several lines
+A_CHAT_EACH = "jq -c '{messages: .}'"  # of lists of messages
 PACKED = {".gz": "gunzip", ".zst": "unzstd", ".xz": "unxz", ".bz2": "bunzip2", ".zip": "unzip"}
 # How a file of another kind becomes one of ours, by the end of its name.
 CONVERTED = {
@@ -123,7 +125,10 @@ def _jsonl(path: Path) -> Iterator[tuple[int, dict]]:
             raise BadInput(f"{where}: not JSON: {error}; expected one JSON object a line") from None
         if not isinstance(record, dict):
             others = ""
-            if isinstance(record, list) and any(isinstance(one, dict) for one in record):
+            objects = [one for one in record if isinstance(one, dict)] if isinstance(record, list) else []
+            if any({"role", "from"} & set(one) for one in objects):
+                others = f"; a list of messages becomes a chat by: {A_CHAT_EACH} {shlex.quote(path.name)} > NEW.jsonl"
+            elif objects:
                 others = _a_line_each(path)
             raise BadInput(
                 f'{where}: expected a JSON object like {{"text": "…"}}, found {line.strip()[:40]}{others}'
@@ -194,8 +199,9 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                         f"{path}:1: not UTF-8: it is {what}; convert it, for example: "
                         f"{command} < {shlex.quote(path.name)} > NEW{path.suffix}"
                     )
+            raw = raw.removeprefix(codecs.BOM_UTF8)  # which files put together have within, too
             try:
-                yield number, raw.decode("utf-8-sig")  # which files put together have within, too
+                yield number, raw.decode()  # "utf-8-sig" takes several times as long
             except UnicodeDecodeError as error:
                 raise BadInput(
                     f"{path}:{number}: not UTF-8: byte 0x{raw[error.start]:02x} at column {error.start + 1}; "

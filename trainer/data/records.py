@@ -72,13 +72,16 @@ def kind(record: dict, config: Config) -> str:
 def _told(record: dict, config: Config) -> str:
     if _is_chat(record, CHATS[0], config):
         return "chat"
-    if _pair(record) == PAIRS[0]:
+    is_half = _pair(record) is None and all(name in record for name in PAIRS[0])
+    if _pair(record) == PAIRS[0] or (is_half and any(record[name] is not None for name in PAIRS[0])):
         return "instruction"
     if record.get(config.text_field) is not None:
         return "text"
-    if any(_is_chat(record, name, config) for name in CHATS) or _pair_of_messages(record):
+    if any(_is_chat(record, name, config) for name in CHATS[:2]) or _pair_of_messages(record):
         return "chat"
-    return "instruction" if _pair(record) else "text"
+    if _pair(record):  # beside which a `conversation` is mostly where it comes from
+        return "instruction"
+    return "chat" if _is_chat(record, CHATS[2], config) else "text"
 
 
 def _is_chat(record: dict, name: str, config: Config) -> bool:
@@ -91,7 +94,10 @@ def _is_chat(record: dict, name: str, config: Config) -> bool:
 
 def _pair(record: dict) -> tuple[str, str] | None:
     """By which of PAIRS the record has its instruction and its answer."""
-    return next((one for one in PAIRS if all(record.get(name) is not None for name in one)), None)
+    for asks, answers in PAIRS:  # of each record: a generator takes twice as long
+        if record.get(asks) is not None and record.get(answers) is not None:
+            return asks, answers
+    return None
 
 
 def _pair_of_messages(record: dict) -> list | None:
@@ -103,7 +109,7 @@ def _pair_of_messages(record: dict) -> list | None:
     turns = [
         [_said(role, one)] if isinstance(one, str) else one for role, one in zip(roles, said, strict=True)
     ]
-    return [*turns[0], *turns[1]] if all(isinstance(one, list) for one in turns) else None
+    return [*turns[0], *turns[1]] if all(isinstance(one, list) and one for one in turns) else None
 
 
 CALL = '{"function": {"name": "…", "arguments": {…}}}'
@@ -166,7 +172,8 @@ def _apart(record: dict, config: Config, expected: str) -> str:
     told = expected if config.data_format != "auto" else _told(record, config)
     if told == expected or (told == "text" and config.text_field not in record):
         return ""
-    return f". This is a {told} record: give those of each kind as a set of their own: dataset: ONE,OTHER"
+    article = "an" if told == "instruction" else "a"
+    return f". This is {article} {told} record: give those of each kind as a set of their own: dataset: ONE,OTHER"
 
 
 def _text(where: str, record: dict, config: Config) -> dict:
@@ -287,7 +294,7 @@ def _named(where: str, message: dict) -> dict:
         raise BadInput(
             f"{where}: from: found {_short(role)}; expected one of: {', '.join((*ROLES, *CALLERS))}"
         )
-    what = "value" if "value" in said and "content" not in said else "content"
+    what = "value" if "value" in said and (is_turn or "content" not in said) else "content"
     if what == "value":
         said["content"] = said.pop("value")
     if known in CALLERS:
@@ -300,9 +307,9 @@ def _named(where: str, message: dict) -> dict:
 
 
 def _message(where: str, message) -> dict:
-    there = _there(message) if isinstance(message, dict) else ""
-    message = _named(where, message) if there else message
-    if not there or not isinstance(message.get("role"), str):
+    found = message if isinstance(message, dict) else {}
+    message = _named(where, message) if found else message
+    if not found or not isinstance(message.get("role"), str):
         raise BadInput(
             f'{where}: expected an object like {{"role": "user", "content": "…"}}, found {_short(message)}'
         )
@@ -328,18 +335,19 @@ def _message(where: str, message) -> dict:
         content = "".join(parts)
     if not isinstance(content, str):
         cure = (
-            f"{there}. Name so what is said, or leave such records away"
+            f"{_there(found)}. Name so what is said, or leave such records away"
             if content is None
             else "write it as JSON in a text"
         )
         raise BadInput(f"{where}: content: expected a text, found {_short(content)}; {cure}")
-    return {**message, "content": content}
+    message["content"] = content  # of a copy
+    return message
 
 
 def _part(part):
     """The text of one of a content's parts; None where it is another thing, or a thought, which is no answer."""
     kinds = ("text", "input_text", "output_text")
-    return part.get("text") if isinstance(part, dict) and part.get("type", "text") in kinds else None
+    return part.get("text") if isinstance(part, dict) and (part.get("type") or "text") in kinds else None
 
 
 def _tool_calls(where: str, calls) -> list[dict]:
