@@ -221,7 +221,8 @@ def plan(
         and cannot_be_built(distribution, survey)
     )
     may_stay = "" if lacks_fabric or stuck else kept(survey, cards, options, tables)
-    if may_stay and all(one["fault"] for one in offers):  # such as of a later branch than the role knows
+    alone = bool(may_stay) and all(one["fault"] for one in offers)  # such as of a branch that no source has
+    if alone:
         source, branch = offers[0]["source"], installed
     else:
         source, branch = choose_branch(offers, there_already, options.get("common") or {}, asked)
@@ -268,7 +269,8 @@ def plan(
         for other in found
     } - set(wanted)
     whole = {item["name"] for item in survey["packages"] if item["whole"]}
-    keep = "" if there_already or ours else may_stay
+    # By its packages' names it may look like a source's that cannot serve: nothing is fetched from there.
+    keep = may_stay if alone or not (there_already or ours) else ""
     if keep:
         branch, modules, wanted, others, prebuilt = installed, keep, [], set(), signed
         if signed and not is_built(survey, installed):

@@ -668,6 +668,23 @@ def test_a_driver_that_cannot_be_built_for_the_running_kernel_gives_way():
 
 
 @pytest.mark.parametrize(
+    ("version", "more"),
+    [
+        ("580.95.05-1", ["nvidia-driver-cuda", "nvidia-persistenced"]),  # of NVIDIA's directory for Debian 12
+        ("580.142-1~bpo13+1", ["nvidia-smi"]),
+        ("550.163.01-2", ["nvidia-smi", "nvidia-driver"]),  # by whichever patch
+    ],
+)
+def test_a_driver_that_no_source_has_gets_no_packages_of_another(version, more):
+    """Their names are those of Debian's own, whose nvidia-smi, say, would take the libraries of 550 along."""
+    there = {"packages": [package(name, version) for name in ("libcuda1", "nvidia-kernel-dkms", *more)]}
+    module = {"path": "nvidia.ko", "version": version.partition("-")[0], "open": False}
+    there = {**there, "modules": [module], "kernel": "6.12.117+deb13-amd64"}
+    plan = plan_for(DEBIAN_13, "1b06", survey=there, torch="torch==2.13.0+cu126" if version > "58" else "")
+    assert (plan["missing"], plan["move"], plan["sources"], plan["stays"]) == ([], False, "", True)
+
+
+@pytest.mark.parametrize(
     ("dkms", "compute", "version"),
     [
         ("nvidia-dkms-565", "libnvidia-compute-565", "565.57.01-0ubuntu1"),
