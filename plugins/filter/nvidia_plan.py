@@ -375,7 +375,10 @@ def offered(
     if options["source"] in ("auto", "distribution"):
         offers.append(("distribution", asked or distribution["branch"]))
     if options["source"] in ("auto", "nvidia"):
-        offers.append(("nvidia", asked or max(tables["branch"], distribution["repository"].get("first", 0))))
+        usual = max(tables["branch"], distribution["repository"].get("first", 0))
+        if is_there("nvidia", tables["branch"], facts["distribution"], survey, tables):
+            usual = tables["branch"]
+        offers.append(("nvidia", asked or usual))
     return [
         {
             "source": source,
@@ -390,14 +393,22 @@ def installed_whole(
     offer: Mapping[str, Any], family: str, survey: Mapping[str, Any], tables: Mapping[str, Any]
 ) -> bool:
     """Whether the driver of an offer that serves the host is the one that is there, and nothing of it is broken."""
-    names = {one["name"] for one in survey["packages"]}
-    if offer["fault"] or not is_whole(survey):
-        return False
-    scheme = tables["packages"][offer["source"]][family]
-    return comes_from(offer["source"], offer["branch"], family, survey, tables) and any(
-        names.issuperset(text.format(branch=offer["branch"], open=kind) for text in scheme[use])
-        for use in ("compute", "desktop")
-        for kind in ("-open", "")
+    return not offer["fault"] and is_there(offer["source"], offer["branch"], family, survey, tables)
+
+
+def is_there(
+    source: str, branch: int, family: str, survey: Mapping[str, Any], tables: Mapping[str, Any]
+) -> bool:
+    """Whether a source's driver is the one that is there, with all of its packages."""
+    names, scheme = {one["name"] for one in survey["packages"]}, tables["packages"][source][family]
+    return (
+        is_whole(survey)
+        and comes_from(source, branch, family, survey, tables)
+        and any(
+            names.issuperset(text.format(branch=branch, open=kind) for text in scheme[use])
+            for use in ("compute", "desktop")
+            for kind in ("-open", "")
+        )
     )
 
 
@@ -478,7 +489,8 @@ def branch_fault(
         return ""
     if facts["architecture"] not in distribution["repository"]["directories"]:
         return f"there is none for {facts['architecture']}"
-    if branch < (first := distribution["repository"].get("first", 0)):
+    first = distribution["repository"].get("first", 0)
+    if branch < first and not is_there(source, branch, facts["distribution"], survey, tables):
         return f"for {facts['distribution']} {release(facts)} it has {first} and later alone"
     if branch >= tables["renamed_since"] and (facts["distribution"] == "Ubuntu" or switches):
         return (

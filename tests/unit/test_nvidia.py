@@ -643,6 +643,16 @@ def test_nvidias_repository_for_debian_13_began_with_a_later_branch():
     assert "a driver of 535 is installed. Set nvidia_branch: 590" in installed
 
 
+@pytest.mark.parametrize("given", [{"branch": "580"}, {}])
+def test_nvidias_580_that_is_on_a_debian_13_already_stays_where_it_is_asked_for(given):
+    """From its directory for Debian 12, or a mirror: what docs/gpus.md has one set for all hosts was refused there."""
+    there = {**WHOLE_580, "kernel": "6.12.117+deb13-amd64"}
+    plan = plan_for(DEBIAN_13, "2204", survey=there, torch="torch==2.13.0", source="nvidia", **given)
+    assert (plan["branch"], plan["missing"], plan["move"], plan["sources"]) == (580, [], False, "")
+    there["packages"] = there["packages"][:2] + there["packages"][3:]  # what is not there would not be found
+    assert "590 and later alone" in refused(DEBIAN_13, "2204", survey=there, source="nvidia", branch="580")
+
+
 def test_a_branch_to_set_is_one_that_the_host_can_have():
     old = {"packages": [package("libnvidia-compute-470", UBUNTUS.replace("580", "470"))]}
     old["modules"] = [{"path": "nvidia.ko", "version": "470.95.05", "open": False}]
