@@ -281,7 +281,8 @@ def plan(
         unattended += [*KERNELS, *([f"linux-{kind}"] if kind else [])]
     builds = any(map(by_dkms, [*wanted, *there]))
     made = [one for one in survey["modules"] if one["open"] == (modules == OPEN)]
-    made = not options["upgrade"] and any(branch_of(one["version"]) == branch for one in made)
+    made = any(branch_of(one["version"]) == branch for one in made) and not options["upgrade"]
+    made = made and whole.issuperset(filter(by_dkms, wanted))  # else what is there may go, and be built anew
     headers = header_packages(survey, words["kind"], made) if builds and not prebuilt else []
     missing = [package for package in wanted if package not in whole]
     lacks_signed = any(name.startswith(SIGNED) for name in missing)

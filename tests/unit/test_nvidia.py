@@ -831,9 +831,15 @@ def test_no_headers_for_a_kernel_that_has_its_module():
     """apt may not know them any more, or never did."""
     gone = {**BY_DKMS, "headers": False, "kernel_packages": ["linux-image-generic"]}
     assert plan_for(UBUNTU_24, "2482", survey=gone)["headers"] == ["linux-headers-generic"]
+    exact = "linux-headers-6.8.0-49-generic"
+    signed = {
+        **SIGNED,
+        "kernel_packages": ["linux-image-generic"],
+        "secure_boot": False,
+    }  # which DKMS' replace
+    assert plan_for(UBUNTU_24, "2482", survey=signed, source="nvidia")["headers"][0] == exact
     own = {**gone, "kernel": "6.12.8-x64v3-xanmod1"}
     assert plan_for(UBUNTU_24, "2482", survey=own)["headers"] == ["linux-headers-generic"]
-    exact = "linux-headers-6.8.0-49-generic"
     assert plan_for(UBUNTU_24, "2482", survey=gone, upgrade=True)["headers"][0] == exact
     assert plan_for(UBUNTU_24, "2482", survey=gone, modules="open")["headers"][0] == exact
     assert plan_for(UBUNTU_24, "2482", survey={**gone, "modules": []})["headers"][0] == exact
