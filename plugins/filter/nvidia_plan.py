@@ -239,7 +239,7 @@ def plan(
         "kernel": survey["kernel"],
         "kind": kernel_kind(survey["kernel"], family),
         "cuda": "",
-        "fabric": fabric_name(source, branch, tables),
+        "fabric": installed_fabric(survey, branch) or fabric_name(source, branch, tables),
     }
     scheme = tables["packages"][source][family]
     desktop = options["driver"] == "desktop" or (options["driver"] == "auto" and survey["desktop"])
@@ -757,6 +757,17 @@ def fabric_name(source: str, branch: int, tables: Mapping[str, Any]) -> str:
     """The fabric manager's package: NVIDIA's repository has the branch in its name no more, or as a virtual one's."""
     plain = source == "nvidia" and branch >= tables["fabric_renamed_since"]
     return "nvidia-fabricmanager" if plain else f"nvidia-fabricmanager-{branch}"
+
+
+def installed_fabric(survey: Mapping[str, Any], branch: int) -> str:
+    """The fabric manager that is there and of the driver's very release, by whichever name; "" without one."""
+    driver = plain_version(installed_version(survey["packages"]))
+    found = [
+        item["name"]
+        for item in survey["packages"]
+        if FABRIC.fullmatch(item["name"]) and item["whole"] and plain_version(item["version"]) == driver
+    ]
+    return found[-1] if found and branch_of(driver) == branch else ""
 
 
 def fabric_packages(

@@ -325,6 +325,19 @@ def test_nvswitches_need_the_fabric_manager():
     assert not plan_for(UBUNTU_22, "2330")["fabric"]
 
 
+def test_a_fabric_manager_of_the_drivers_release_stays_by_whichever_name():
+    """Ubuntu's own came beside NVIDIA's driver, is held, and another is not installed in its place without a move."""
+    names = [name for name in plan_for(UBUNTU_24, *["2901"] * 8)["packages"] if "fabric" not in name]
+    there = {"packages": [package(name, "580.95.05-1ubuntu1") for name in names]}
+    there["packages"].append(package("nvidia-fabricmanager-580", UBUNTUS, held=True))
+    there["modules"] = [{"path": "nvidia.ko", "version": "580.95.05", "open": True}]
+    there["units"] = ["nvidia-fabricmanager.service"]
+    plan = plan_for(UBUNTU_24, *["2901"] * 8, survey=there)
+    assert (plan["source"], plan["missing"], plan["move"]) == ("nvidia", [], False)
+    there["packages"][-1]["version"] = UBUNTUS.replace("95.05", "82.07")  # with which it does not start
+    assert plan_for(UBUNTU_24, *["2901"] * 8, survey=there)["missing"] == ["nvidia-fabricmanager"]
+
+
 def test_peermem_where_the_host_is_in_the_group_rdma():
     assert plan_for(UBUNTU_22, "2330", rdma=True)["peermem"]
     assert not plan_for(UBUNTU_22, "2330")["peermem"]
