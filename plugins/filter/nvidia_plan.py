@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from errno import ENOENT
 from typing import Any
 
 OPEN, PROPRIETARY = "open", "proprietary"
@@ -1091,15 +1092,15 @@ def secure_boot_words() -> str:
 def nvidia_answer(smi: Mapping[str, Any], plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> str:
     """What is wrong with nvidia-smi's answer; "" if nothing is.
 
-    `smi`: rc, stdout_lines (bus id, version), stderr_lines and msg of its task; `plan` and `outcome`: what the
-    functions of these names returned.
+    `smi`: rc, stdout_lines (bus id, version) and stderr_lines of its task; `plan` and `outcome`: what the functions of
+    these names returned.
     """
     written = smi.get("stdout_lines", [])
     lines = [line for line in written if re.match(r"[0-9A-Fa-f]{8}:", line)]
     # Warnings stand below the cards, such as of an infoROM that is corrupted, by which they work.
     errors = [line for line in written if line not in lines] + smi.get("stderr_lines", [])
     cards = plan["cards"]
-    if "No such file" in smi.get("msg", ""):
+    if smi["rc"] == ENOENT and not (lines or errors):  # as Ansible has it, in whose msg nothing tells
         return (
             "the program nvidia-smi is not there, so that nobody can say whether the driver serves the cards. Install "
             f"the package that has it: nvidia-utils-{plan['branch']} on Ubuntu (with -server where the driver's have "
