@@ -895,7 +895,7 @@ def more_components(needed: list[str], family: str, suite: str, sources: Iterabl
 
 # Components that others do not have: a mirror of any address is known by them, a list of mirrors or a proxy.
 MARKS = {"Ubuntu": {"restricted", "universe", "multiverse"}, "Debian": {"non-free-firmware"}}
-PERSONAL = re.compile(r"//ppa\.|/ppa/")
+PERSONAL = re.compile(r"//(private-)?ppa\.|/ppa/")
 KEY_FILE = "/etc/apt/keyrings/trainyard-nvidia.asc"
 
 

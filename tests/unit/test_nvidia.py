@@ -505,9 +505,15 @@ def test_a_mirror_of_any_address_is_known_by_its_components(uri):
     assert "is Debian's own bookworm" in refused(DEBIAN_12, "2204", survey={"sources": [multimedia]})
 
 
-def test_a_persons_archive_is_not_the_distributions():
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "https://ppa.example/graphics-drivers/ppa/ubuntu/",
+        "https://private-ppa.launchpadcontent.net/example/builds/ubuntu",
+    ],
+)
+def test_a_persons_archive_is_not_the_distributions(uri):
     own = {**look(UBUNTU_24)["sources"][0], "components": ["main", "universe"]}
-    uri = "https://ppa.example/graphics-drivers/ppa/ubuntu/"
     person = {"uris": [uri], "suites": ["noble"], "components": ["main"], "options": {}}
     added = plan_for(UBUNTU_24, "2204", survey={"sources": [own, person]})["sources"]
     assert "Components: restricted multiverse" in added and "ppa" not in added
