@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from errno import ENOENT
 from typing import Any
 
 OPEN, PROPRIETARY = "open", "proprietary"
@@ -221,7 +222,8 @@ def plan(
         and cannot_be_built(distribution, survey)
     )
     may_stay = "" if lacks_fabric or stuck else kept(survey, cards, options, tables)
-    if may_stay and all(one["fault"] for one in offers):  # such as of a later branch than the role knows
+    alone = bool(may_stay) and all(one["fault"] for one in offers)  # such as of a branch that no source has
+    if alone:
         source, branch = offers[0]["source"], installed
     else:
         source, branch = choose_branch(offers, there_already, options.get("common") or {}, asked)
@@ -238,7 +240,7 @@ def plan(
         "kernel": survey["kernel"],
         "kind": kernel_kind(survey["kernel"], family),
         "cuda": "",
-        "fabric": fabric_name(source, branch, tables),
+        "fabric": installed_fabric(survey, branch) or fabric_name(source, branch, tables),
     }
     scheme = tables["packages"][source][family]
     desktop = options["driver"] == "desktop" or (options["driver"] == "auto" and survey["desktop"])
@@ -268,7 +270,8 @@ def plan(
         for other in found
     } - set(wanted)
     whole = {item["name"] for item in survey["packages"] if item["whole"]}
-    keep = "" if there_already or ours else may_stay
+    # By its packages' names it may look like a source's that cannot serve: nothing is fetched from there.
+    keep = may_stay if alone or not (there_already or ours) else ""
     if keep:
         branch, modules, wanted, others, prebuilt = installed, keep, [], set(), signed
         if signed and not is_built(survey, installed):
@@ -279,7 +282,8 @@ def plan(
         unattended += [*KERNELS, *([f"linux-{kind}"] if kind else [])]
     builds = any(map(by_dkms, [*wanted, *there]))
     made = [one for one in survey["modules"] if one["open"] == (modules == OPEN)]
-    made = not options["upgrade"] and any(branch_of(one["version"]) == branch for one in made)
+    made = any(branch_of(one["version"]) == branch for one in made) and not options["upgrade"]
+    made = made and whole.issuperset(filter(by_dkms, wanted))  # else what is there may go, and be built anew
     headers = header_packages(survey, words["kind"], made) if builds and not prebuilt else []
     missing = [package for package in wanted if package not in whole]
     lacks_signed = any(name.startswith(SIGNED) for name in missing)
@@ -373,7 +377,10 @@ def offered(
     if options["source"] in ("auto", "distribution"):
         offers.append(("distribution", asked or distribution["branch"]))
     if options["source"] in ("auto", "nvidia"):
-        offers.append(("nvidia", asked or max(tables["branch"], distribution["repository"].get("first", 0))))
+        usual = max(tables["branch"], distribution["repository"].get("first", 0))
+        if is_there("nvidia", tables["branch"], facts["distribution"], survey, tables):
+            usual = tables["branch"]
+        offers.append(("nvidia", asked or usual))
     return [
         {
             "source": source,
@@ -388,14 +395,22 @@ def installed_whole(
     offer: Mapping[str, Any], family: str, survey: Mapping[str, Any], tables: Mapping[str, Any]
 ) -> bool:
     """Whether the driver of an offer that serves the host is the one that is there, and nothing of it is broken."""
-    names = {one["name"] for one in survey["packages"]}
-    if offer["fault"] or not is_whole(survey):
-        return False
-    scheme = tables["packages"][offer["source"]][family]
-    return comes_from(offer["source"], offer["branch"], family, survey, tables) and any(
-        names.issuperset(text.format(branch=offer["branch"], open=kind) for text in scheme[use])
-        for use in ("compute", "desktop")
-        for kind in ("-open", "")
+    return not offer["fault"] and is_there(offer["source"], offer["branch"], family, survey, tables)
+
+
+def is_there(
+    source: str, branch: int, family: str, survey: Mapping[str, Any], tables: Mapping[str, Any]
+) -> bool:
+    """Whether a source's driver is the one that is there, with all of its packages."""
+    names, scheme = {one["name"] for one in survey["packages"]}, tables["packages"][source][family]
+    return (
+        is_whole(survey)
+        and comes_from(source, branch, family, survey, tables)
+        and any(
+            names.issuperset(text.format(branch=branch, open=kind) for text in scheme[use])
+            for use in ("compute", "desktop")
+            for kind in ("-open", "")
+        )
     )
 
 
@@ -476,7 +491,8 @@ def branch_fault(
         return ""
     if facts["architecture"] not in distribution["repository"]["directories"]:
         return f"there is none for {facts['architecture']}"
-    if branch < (first := distribution["repository"].get("first", 0)):
+    first = distribution["repository"].get("first", 0)
+    if branch < first and not is_there(source, branch, facts["distribution"], survey, tables):
         return f"for {facts['distribution']} {release(facts)} it has {first} and later alone"
     if branch >= tables["renamed_since"] and (facts["distribution"] == "Ubuntu" or switches):
         return (
@@ -744,6 +760,17 @@ def fabric_name(source: str, branch: int, tables: Mapping[str, Any]) -> str:
     return "nvidia-fabricmanager" if plain else f"nvidia-fabricmanager-{branch}"
 
 
+def installed_fabric(survey: Mapping[str, Any], branch: int) -> str:
+    """The fabric manager that is there and of the driver's very release, by whichever name; "" without one."""
+    driver = plain_version(installed_version(survey["packages"]))
+    found = [
+        item["name"]
+        for item in survey["packages"]
+        if FABRIC.fullmatch(item["name"]) and item["whole"] and plain_version(item["version"]) == driver
+    ]
+    return found[-1] if found and branch_of(driver) == branch else ""
+
+
 def fabric_packages(
     scheme: Mapping[str, Any], tables: Mapping[str, Any], source: str, branch: int, cards: list[dict]
 ) -> list[str]:
@@ -868,7 +895,7 @@ def more_components(needed: list[str], family: str, suite: str, sources: Iterabl
 
 # Components that others do not have: a mirror of any address is known by them, a list of mirrors or a proxy.
 MARKS = {"Ubuntu": {"restricted", "universe", "multiverse"}, "Debian": {"non-free-firmware"}}
-PERSONAL = re.compile(r"//ppa\.|/ppa/")
+PERSONAL = re.compile(r"//(private-)?ppa\.|/ppa/")
 KEY_FILE = "/etc/apt/keyrings/trainyard-nvidia.asc"
 
 
@@ -1065,15 +1092,15 @@ def secure_boot_words() -> str:
 def nvidia_answer(smi: Mapping[str, Any], plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> str:
     """What is wrong with nvidia-smi's answer; "" if nothing is.
 
-    `smi`: rc, stdout_lines (bus id, version), stderr_lines and msg of its task; `plan` and `outcome`: what the
-    functions of these names returned.
+    `smi`: rc, stdout_lines (bus id, version) and stderr_lines of its task; `plan` and `outcome`: what the functions of
+    these names returned.
     """
     written = smi.get("stdout_lines", [])
     lines = [line for line in written if re.match(r"[0-9A-Fa-f]{8}:", line)]
     # Warnings stand below the cards, such as of an infoROM that is corrupted, by which they work.
     errors = [line for line in written if line not in lines] + smi.get("stderr_lines", [])
     cards = plan["cards"]
-    if "No such file" in smi.get("msg", ""):
+    if smi["rc"] == ENOENT and not (lines or errors):  # as Ansible has it, in whose msg nothing tells
         return (
             "the program nvidia-smi is not there, so that nobody can say whether the driver serves the cards. Install "
             f"the package that has it: nvidia-utils-{plan['branch']} on Ubuntu (with -server where the driver's have "

@@ -325,6 +325,19 @@ def test_nvswitches_need_the_fabric_manager():
     assert not plan_for(UBUNTU_22, "2330")["fabric"]
 
 
+def test_a_fabric_manager_of_the_drivers_release_stays_by_whichever_name():
+    """Ubuntu's own came beside NVIDIA's driver, is held, and another is not installed in its place without a move."""
+    names = [name for name in plan_for(UBUNTU_24, *["2901"] * 8)["packages"] if "fabric" not in name]
+    there = {"packages": [package(name, "580.95.05-1ubuntu1") for name in names]}
+    there["packages"].append(package("nvidia-fabricmanager-580", UBUNTUS, held=True))
+    there["modules"] = [{"path": "nvidia.ko", "version": "580.95.05", "open": True}]
+    there["units"] = ["nvidia-fabricmanager.service"]
+    plan = plan_for(UBUNTU_24, *["2901"] * 8, survey=there)
+    assert (plan["source"], plan["missing"], plan["move"]) == ("nvidia", [], False)
+    there["packages"][-1]["version"] = UBUNTUS.replace("95.05", "82.07")  # with which it does not start
+    assert plan_for(UBUNTU_24, *["2901"] * 8, survey=there)["missing"] == ["nvidia-fabricmanager"]
+
+
 def test_peermem_where_the_host_is_in_the_group_rdma():
     assert plan_for(UBUNTU_22, "2330", rdma=True)["peermem"]
     assert not plan_for(UBUNTU_22, "2330")["peermem"]
@@ -492,9 +505,15 @@ def test_a_mirror_of_any_address_is_known_by_its_components(uri):
     assert "is Debian's own bookworm" in refused(DEBIAN_12, "2204", survey={"sources": [multimedia]})
 
 
-def test_a_persons_archive_is_not_the_distributions():
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "https://ppa.example/graphics-drivers/ppa/ubuntu/",
+        "https://private-ppa.launchpadcontent.net/example/builds/ubuntu",
+    ],
+)
+def test_a_persons_archive_is_not_the_distributions(uri):
     own = {**look(UBUNTU_24)["sources"][0], "components": ["main", "universe"]}
-    uri = "https://ppa.example/graphics-drivers/ppa/ubuntu/"
     person = {"uris": [uri], "suites": ["noble"], "components": ["main"], "options": {}}
     added = plan_for(UBUNTU_24, "2204", survey={"sources": [own, person]})["sources"]
     assert "Components: restricted multiverse" in added and "ppa" not in added
@@ -643,6 +662,16 @@ def test_nvidias_repository_for_debian_13_began_with_a_later_branch():
     assert "a driver of 535 is installed. Set nvidia_branch: 590" in installed
 
 
+@pytest.mark.parametrize("given", [{"branch": "580"}, {}])
+def test_nvidias_580_that_is_on_a_debian_13_already_stays_where_it_is_asked_for(given):
+    """From its directory for Debian 12, or a mirror: what docs/gpus.md has one set for all hosts was refused there."""
+    there = {**WHOLE_580, "kernel": "6.12.117+deb13-amd64"}
+    plan = plan_for(DEBIAN_13, "2204", survey=there, torch="torch==2.13.0", source="nvidia", **given)
+    assert (plan["branch"], plan["missing"], plan["move"], plan["sources"]) == (580, [], False, "")
+    there["packages"] = there["packages"][:2] + there["packages"][3:]  # what is not there would not be found
+    assert "590 and later alone" in refused(DEBIAN_13, "2204", survey=there, source="nvidia", branch="580")
+
+
 def test_a_branch_to_set_is_one_that_the_host_can_have():
     old = {"packages": [package("libnvidia-compute-470", UBUNTUS.replace("580", "470"))]}
     old["modules"] = [{"path": "nvidia.ko", "version": "470.95.05", "open": False}]
@@ -665,6 +694,23 @@ def test_a_driver_that_cannot_be_built_for_the_running_kernel_gives_way():
     assert plan["says"].endswith("from NVIDIA's repository, in place of 550.163.01-2")
     built = {**there, "modules": [{"path": "nvidia.ko", "version": "550.163.01", "open": False}]}
     assert plan_for(DEBIAN_13, "2204", survey=built)["source"] == "installed"  # by whichever patch
+
+
+@pytest.mark.parametrize(
+    ("version", "more"),
+    [
+        ("580.95.05-1", ["nvidia-driver-cuda", "nvidia-persistenced"]),  # of NVIDIA's directory for Debian 12
+        ("580.142-1~bpo13+1", ["nvidia-smi"]),
+        ("550.163.01-2", ["nvidia-smi", "nvidia-driver"]),  # by whichever patch
+    ],
+)
+def test_a_driver_that_no_source_has_gets_no_packages_of_another(version, more):
+    """Their names are those of Debian's own, whose nvidia-smi, say, would take the libraries of 550 along."""
+    there = {"packages": [package(name, version) for name in ("libcuda1", "nvidia-kernel-dkms", *more)]}
+    module = {"path": "nvidia.ko", "version": version.partition("-")[0], "open": False}
+    there = {**there, "modules": [module], "kernel": "6.12.117+deb13-amd64"}
+    plan = plan_for(DEBIAN_13, "1b06", survey=there, torch="torch==2.13.0+cu126" if version > "58" else "")
+    assert (plan["missing"], plan["move"], plan["sources"], plan["stays"]) == ([], False, "", True)
 
 
 @pytest.mark.parametrize(
@@ -804,9 +850,15 @@ def test_no_headers_for_a_kernel_that_has_its_module():
     """apt may not know them any more, or never did."""
     gone = {**BY_DKMS, "headers": False, "kernel_packages": ["linux-image-generic"]}
     assert plan_for(UBUNTU_24, "2482", survey=gone)["headers"] == ["linux-headers-generic"]
+    exact = "linux-headers-6.8.0-49-generic"
+    signed = {
+        **SIGNED,
+        "kernel_packages": ["linux-image-generic"],
+        "secure_boot": False,
+    }  # which DKMS' replace
+    assert plan_for(UBUNTU_24, "2482", survey=signed, source="nvidia")["headers"][0] == exact
     own = {**gone, "kernel": "6.12.8-x64v3-xanmod1"}
     assert plan_for(UBUNTU_24, "2482", survey=own)["headers"] == ["linux-headers-generic"]
-    exact = "linux-headers-6.8.0-49-generic"
     assert plan_for(UBUNTU_24, "2482", survey=gone, upgrade=True)["headers"][0] == exact
     assert plan_for(UBUNTU_24, "2482", survey=gone, modules="open")["headers"][0] == exact
     assert plan_for(UBUNTU_24, "2482", survey={**gone, "modules": []})["headers"][0] == exact
@@ -1561,7 +1613,7 @@ def test_nvidia_smi_answers_for_every_card_with_the_installed_version():
     assert "Failed to initialize NVML" in answer("Failed to initialize NVML: Unknown Error", rc=255, cards=1)
     mismatch = answer("Failed to initialize NVML: Driver/library version mismatch", rc=18, cards=1)
     assert "another release than the kernel module 580.95.05" in mismatch and "nvidia_upgrade" in mismatch
-    nothing = answer(rc=2, msg="[Errno 2] No such file or directory: b'nvidia-smi'")
+    nothing = answer(rc=2, msg="Error executing command.")
     assert "nvidia-smi is not there" in nothing and "nvidia-utils-580" in nothing
     warning = "WARNING: infoROM is corrupted at gpu 0000:01:00.0"  # whose card trains all the same
     assert answer(good, warning, cards=1) == answer(good, warning, cards=1, rc=14) == ""
