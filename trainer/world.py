@@ -199,9 +199,8 @@ class World:
             return None
         with translated(self), waiting.for_others():
             group = dist.new_group(backend="gloo", timeout=PATIENCE, group_desc="background")
-        self.gather(
-            None, group
-        )  # where ranks connect late, it is to work without the first launcher's store, too
+        # Where ranks connect late, it is to work without the first launcher's store, too.
+        self.gather(None, group)
         return group
 
     def layers(self) -> Layers | None:
