@@ -595,7 +595,7 @@ def test_sequences_without_any_answer_are_legal_but_not_data_without(tmp_path, m
 
 
 @pytest.mark.parametrize("template", [ENDED, THOUGHTFUL, ALTERNATING, MARKED])
-@pytest.mark.parametrize("silent", [{"weight": 0}, {"loss": False}])
+@pytest.mark.parametrize("silent", [{"weight": 0}, {"loss": False}, {"loss": 0}, {"train": False}])
 def test_an_answer_that_its_data_says_is_not_to_be_learnt_is_read(tmp_path, make_tokenizer, template, silent):
     tokens = make_tokenizer(template)
     said = [{**TALK[1], **silent}, {**TALK[3], "weight": 1, "loss": None}]

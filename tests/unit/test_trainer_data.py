@@ -307,6 +307,11 @@ REFUSED = {
         '{"messages": [{"role": "assistant", "content": "So.", "weight": 0.5}]}\n',
         "messages[0]: weight: found 0.5; expected 1, or 0 for an answer that is not to be learnt",
     ),
+    "half a loss": (
+        "a.jsonl",
+        '{"messages": [{"role": "assistant", "content": "So.", "loss": "false"}]}\n',
+        'messages[0]: loss: found "false"; expected true, or false for an answer that is not to be learnt',
+    ),
     "a part that is a thought": (
         "a.jsonl",
         '{"messages": [{"role": "assistant", "content": [{"type": "reasoning", "text": "Hm."}]}]}\n',
@@ -577,7 +582,7 @@ FORMS = {  # as the sets of others have it
         [SYSTEM, ASKED, ANSWERED],
     ),
     "an instruction with what was said before": (
-        {"instruction": "Why?", "output": "So.", "system": "", "history": [["Is it?", "It is."]]},
+        {"instruction": "Why?", "output": "So.", "system": "", "history": [["", ""], ["Is it?", "It is."]]},
         [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "It is."}, ASKED, ANSWERED],
     ),
     "a prompt with a system": (

@@ -155,7 +155,10 @@ def _tokenise(config: Config, dataset: read.Dataset, tokenizer, folder: Path, te
             )
         if part.total < 2:
             raise BadInput(f"{what}: {part.total} tokens are too few to learn from; give more text")
-        raise BadInput(f"{what}: none of its tokens is an answer's; set loss_on to all, or look at the roles")
+        raise BadInput(
+            f"{what}: none of its tokens is an answer's; set loss_on to all, or look at the roles, and "
+            "at what says that an answer is not to be learnt (weight, loss, train)"
+        )
 
 
 class _Placed(NamedTuple):

@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 
-from trainer.data.records import THOUGHTS, Sample
+from trainer.data.records import LEARNT, THOUGHTS, Sample
 from trainer.errors import BadInput
 
 MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -321,8 +321,9 @@ def _is_looked_for(message: dict) -> bool:
 
 
 def _is_learnt(message: dict) -> bool:
-    """Whether its data does not say otherwise: OpenAI's `weight` of 0, ms-swift's `loss`."""
-    return message["role"] != "assistant" or (message.get("weight") != 0 and message.get("loss") is not False)
+    """Whether its data does not say otherwise: OpenAI's `weight` of 0, ms-swift's `loss`, Axolotl's `train`."""
+    is_said = all(message.get(name, 1) for name in LEARNT) and message.get("train") is not False
+    return message["role"] != "assistant" or is_said
 
 
 def _calls(message: dict) -> list[dict]:

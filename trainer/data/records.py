@@ -61,6 +61,8 @@ SPEAKERS = {
     "tool": ("tool", "observation", "function_response", "tool_response"),
 }
 ROLES = {name: role for role, names in SPEAKERS.items() for name in names}
+# What of a message says whether its answer is learnt: OpenAI's and ms-swift's.
+LEARNT = {"weight": "1, or 0", "loss": "true, or false"}
 CALLERS = ("function_call", "tool_call")  # an assistant, who says nothing but the call
 
 
@@ -230,7 +232,8 @@ def _history(where: str, record: dict) -> list[dict]:
                 f"{where}: field 'history': expected pairs of texts, what was asked and answered, found "
                 f"{_short(turn)}; write such records as messages, or leave the field away"
             )
-        said += [_said("user", turn[0]), _said("assistant", turn[1])]
+        if any(turn):
+            said += [_said("user", turn[0]), _said("assistant", turn[1])]
     return said
 
 
@@ -318,11 +321,12 @@ def _message(where: str, message) -> dict:
             f"{where}: function_call: found {_short(message['function_call'])}; expected tool_calls, a list such as "
             f"[{CALL}], which is what templates read"
         )
-    if message.get("weight", 1) not in (0, 1):
-        raise BadInput(
-            f"{where}: weight: found {_short(message['weight'])}; expected 1, or 0 for an answer that is not "
-            "to be learnt"
-        )
+    for name in LEARNT:
+        if message.get(name, 1) not in (0, 1):  # as true and false are
+            raise BadInput(
+                f"{where}: {name}: found {_short(message[name])}; expected {LEARNT[name]} for an answer that is not "
+                "to be learnt"
+            )
     if "tool_calls" in message:
         message["tool_calls"] = _tool_calls(f"{where}: tool_calls", message["tool_calls"])
     content = message.get("content", "" if message.get("tool_calls") else None)
