@@ -88,7 +88,7 @@ GPU_FIELDS = (
 RENAMED = {"clocks_throttle_reasons.active": "clocks_event_reasons.active"}  # by newer drivers
 NVIDIA, DISPLAY = "10de", ("0300", "0302")  # PCI's vendor, and classes of graphics cards
 # What the role nvidia leaves out: who has a card for virtual machines, and the device ids of Kepler and before.
-UNUSABLE, TOO_OLD = ("vfio-pci", "pci-stub"), range(0x0000, 0x1340)
+UNUSABLE, TOO_OLD = ("vfio-pci", "pci-stub", "pciback"), range(0x0000, 0x1340)
 XID = re.compile(r"(?:^\[ *(\d+\.\d+)\] )?NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(?:, (.*))?")
 STORE_SECONDS = 4.0
 NAME_SECONDS = 5.0  # after which a name counts as one that nobody knows
@@ -336,7 +336,7 @@ def cards(root: str = "") -> int:
     return sum(
         read(f"{path}/vendor").removeprefix("0x") == NVIDIA
         and read(f"{path}/class").removeprefix("0x")[:4] in DISPLAY
-        and os.path.basename(os.path.realpath(f"{path}/driver")) not in UNUSABLE
+        and not os.path.basename(os.path.realpath(f"{path}/driver")).endswith(UNUSABLE)
         and int(read(f"{path}/device") or "ffff", 16) not in TOO_OLD
         for path in glob.glob(f"{root}/sys/bus/pci/devices/*")
     )

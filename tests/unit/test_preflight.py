@@ -1082,11 +1082,13 @@ def test_ports_links_and_cards_are_read_from_sys(load_module, tmp_path):
     (wire / "speed").write_text("-1\n")
     assert module.link("eth0", root)["speed"] is None
     assert module.cards(root) == 1
-    # Of the others: one that a virtual machine has, one that is too old, and one with the driver.
+    # Of the others: three that virtual machines have, one that is too old, and one with the driver.
     drivers = {
         "0000:02:00.0": ("vfio-pci", "0x2684"),
         "0000:03:00.0": ("nouveau", "0x128b"),
         "0000:04:00.0": ("nvidia", "0x2684"),
+        "0009:01:00.0": ("nvgrace-gpu-vfio-pci", "0x2342"),
+        "0000:05:00.0": ("pciback", "0x2684"),
     }
     for address, (driver, device) in drivers.items():
         card = tmp_path / "sys/bus/pci/devices" / address
