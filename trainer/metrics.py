@@ -266,7 +266,7 @@ def by_rank(step: int, due: bool = False, **figures: list) -> dict[str, list]:
     its number (diloco's meetings).
     """
     size = len(next(iter(figures.values())))
-    if not due and random.Random(step).random() * size >= TOLD_RANKS:
+    if size > TOLD_RANKS and not due and random.Random(step).random() * size >= TOLD_RANKS:
         return {}
     return {
         name: [round(one, 6) if isinstance(one, float) else one for one in some]

@@ -224,13 +224,13 @@ VALUES = {
         **dict.fromkeys(("8", "8-bit", "int8"), "8bit"),
     },
     "adapter": {"qlora": "lora", "full": "none"},
-    "attention": {**dict.fromkeys(("flash", "flash_attn", "flash_attention", "fa2"), "flash_attention_2")},
+    "attention": dict.fromkeys(("flash", "flash_attn", "flash_attention", "fa2"), "flash_attention_2"),
     "lr_schedule": {
         **dict.fromkeys(("cosine_with_min_lr", "cosine_with_warmup", "cosine_with_restarts"), "cosine"),
         **dict.fromkeys(("linear_with_warmup", "polynomial"), "linear"),
         "constant_with_warmup": "constant",
     },
-    "loss_on": {**dict.fromkeys(("answer", "assistant", "completion", "completions", "response"), "answers")},
+    "loss_on": dict.fromkeys(("answer", "assistant", "completion", "completions", "response"), "answers"),
     "data_format": {
         **dict.fromkeys(("alpaca", "dolly", "prompt_completion"), "instruction"),
         **dict.fromkeys(("sharegpt", "messages", "chatml", "openai", "conversations"), "chat"),

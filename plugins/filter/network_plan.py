@@ -160,19 +160,14 @@ def check_further(entries, present, before, session):
     held = {link["name"]: link for link in present if link["name"] not in since_long}
     wanted = {address.ip for item in entries for address in item["addresses"]}
     standing = {ipaddress.ip_interface(text).ip for link in present for text in link["addresses"]}
-    fixed: dict[str, list] = {
-        item["now"]: [] for item in entries
-    }  # that go, by the entry that is to have them
+    # What goes, by the entry that is to have it.
+    fixed: dict[str, list] = {item["now"]: [] for item in entries}
     leases = dict.fromkeys(fixed, 0)
     for item in entries:
         link, at = held.get(item["now"], {"addresses": []}), receiver(entries, item["now"])
         for text in link["addresses"]:
-            if (
-                ":" in text
-                or text.endswith("/32")
-                or text in ours
-                or ipaddress.ip_interface(text).ip in wanted
-            ):
+            stays = text in ours or ipaddress.ip_interface(text).ip in wanted
+            if stays or ":" in text or text.endswith("/32"):
                 continue
             if text in link["dynamic"]:
                 leases[at] += 1
@@ -185,9 +180,8 @@ def check_further(entries, present, before, session):
         lost = going[max(0, len(own - standing) + leased - leases[item["now"]]) :]
         if lost and (own or leased):  # without, none are meant
             name, text = lost[0]
-            first = "log in by another first (ansible_host) and then " * (
-                text.partition("/")[0] == own_address
-            )
+            is_own = text.partition("/")[0] == own_address
+            first = "log in by another first (ansible_host) and then " * is_own
             raise Refused(
                 f"{item['where']}: {name} has the fixed address {text}, too, which would be lost: write it under "
                 f"addresses, or {first}give it up by `ip address del {text} dev {name}`, and by whatever sets it "

@@ -281,9 +281,9 @@ def plan(
         kind = kernel_kind(survey["kernel"], family)
         unattended += [*KERNELS, *([f"linux-{kind}"] if kind else [])]
     builds = any(map(by_dkms, [*wanted, *there]))
-    made = [one for one in survey["modules"] if one["open"] == (modules == OPEN)]
-    made = any(branch_of(one["version"]) == branch for one in made) and not options["upgrade"]
-    made = made and whole.issuperset(filter(by_dkms, wanted))  # else what is there may go, and be built anew
+    # What is upgraded, or gives way to packages that are yet to come, is built anew.
+    lasts = not options["upgrade"] and whole.issuperset(filter(by_dkms, wanted))
+    made = lasts and is_built(survey, branch, modules)
     headers = header_packages(survey, words["kind"], made) if builds and not prebuilt else []
     missing = [package for package in wanted if package not in whole]
     lacks_signed = any(name.startswith(SIGNED) for name in missing)
@@ -304,9 +304,8 @@ def plan(
     origin = "already installed" if keep else f"from {WORDS[source]}"
     if remove or installed not in (None, branch):
         origin += f", in place of {installed_version(survey['packages'])}"
-    takes = bool(
-        missing or move or (options["upgrade"] and upgrade)
-    )  # else sources would be added for nothing
+    # Else sources would be added for nothing.
+    takes = missing or move or (options["upgrade"] and upgrade)
     sources = ""
     if not keep and (takes or survey["own_sources"]):
         sources = sources_text(source, family, distribution, survey, facts, options)
@@ -642,9 +641,10 @@ def branch_of(version: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def is_built(survey: Mapping[str, Any], branch: int) -> bool:
-    """Whether the running kernel has a module of the branch."""
-    return any(branch_of(module["version"]) == branch for module in survey["modules"])
+def is_built(survey: Mapping[str, Any], branch: int, kind: str = "") -> bool:
+    """Whether the running kernel has a module of the branch; of that kind, if one is given."""
+    found = [module for module in survey["modules"] if branch_of(module["version"]) == branch]
+    return any(kind in ("", OPEN if module["open"] else PROPRIETARY) for module in found)
 
 
 def is_whole(survey: Mapping[str, Any]) -> bool:
@@ -760,14 +760,16 @@ def fabric_name(source: str, branch: int, tables: Mapping[str, Any]) -> str:
     return "nvidia-fabricmanager" if plain else f"nvidia-fabricmanager-{branch}"
 
 
+def fabric_managers(survey: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The packages of a fabric manager that are there, whole."""
+    return [item for item in survey["packages"] if FABRIC.fullmatch(item["name"]) and item["whole"]]
+
+
 def installed_fabric(survey: Mapping[str, Any], branch: int) -> str:
     """The fabric manager that is there and of the driver's very release, by whichever name; "" without one."""
     driver = plain_version(installed_version(survey["packages"]))
-    found = [
-        item["name"]
-        for item in survey["packages"]
-        if FABRIC.fullmatch(item["name"]) and item["whole"] and plain_version(item["version"]) == driver
-    ]
+    managers = fabric_managers(survey)
+    found = [item["name"] for item in managers if plain_version(item["version"]) == driver]
     return found[-1] if found and branch_of(driver) == branch else ""
 
 
@@ -1020,7 +1022,7 @@ def nvidia_outcome(
             "this host has NVSwitches, but no fabric manager, without which its cards do not start CUDA. Set "
             "nvidia_branch for this host, so that the driver and the fabric manager are installed together."
         )
-    managers = [item for item in survey["packages"] if FABRIC.fullmatch(item["name"]) and item["whole"]]
+    managers = fabric_managers(survey)
     drivers = {
         plain_version(installed_version(survey["packages"])),
         *(module["version"] for module in wanted),

@@ -61,11 +61,8 @@ UNITS = ("nvidia-persistenced.service", "nvidia-fabricmanager.service")
 DAEMON_FILE = "/etc/systemd/system/nvidia-persistenced.service.d/trainyard.conf"
 UNIT_PATHS = ("/usr/lib/systemd/system", "/lib/systemd/system", "/etc/systemd/system")
 THERE = ("installed", "half-configured", "half-installed", "unpacked", "triggers-awaited", "triggers-pending")
-CONFIGURED = (
-    "installed",
-    "triggers-awaited",
-    "triggers-pending",
-)  # it works; a file of links, say, is still to be made
+# It works; with triggers a file of links, say, is still to be made.
+CONFIGURED = ("installed", "triggers-awaited", "triggers-pending")
 CLEVIS = "/usr/share/initramfs-tools/hooks/clevis"
 UNASKED = re.compile(r"(^|,)(noauto|tpm2-device=)")  # of crypttab: opened later, or by the machine itself
 OPTIONS = {"signed-by": "Signed-By", "trusted": "Trusted", "arch": "Architectures"}  # of a one-line source

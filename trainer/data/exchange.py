@@ -93,17 +93,15 @@ class Exchange:
 
     def answers(self) -> list[Span]:
         """Where in `text` the answers stand, with their end-of-turn tokens."""
-        marked = MARKED.search(self.tokenizer.get_chat_template(tools=self.sample.tools))
-        if marked:
+        if MARKED.search(self.tokenizer.get_chat_template(tools=self.sample.tools)):
             spans, said = self._marked(), [one for one in self.messages if one["role"] == "assistant"]
             if all(map(_is_learnt, said)):
                 return spans
             # The marks do not tell whose they are; where each has an answer's words, in their order, they are plain.
-            told = zip(spans, said, strict=False)
-            if len(spans) == len(said) and all(
-                one["content"].strip() in self.text[b:e] for (b, e), one in told
-            ):
-                return [span for span, one in zip(spans, said, strict=True) if _is_learnt(one)]
+            told = list(zip(spans, said, strict=False))
+            plain = all(one["content"].strip() in self.text[begin:end] for (begin, end), one in told)
+            if plain and len(spans) == len(said):
+                return [span for span, one in told if _is_learnt(one)]
         # One that nothing asks for, a greeting, is read; templates refuse to render what is before it.
         asked = next((n for n, one in enumerate(self.messages) if one["role"] == "user"), 0)
         answers = [n for n, one in enumerate(self.messages) if n > asked and one["role"] == "assistant"]

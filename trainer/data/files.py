@@ -36,8 +36,8 @@ CONVERTED = {
 BEGINNINGS = (
     (re.compile(rb"\xff\xfe|[^\0]\0"), "UTF-16", "iconv -f UTF-16LE -t UTF-8"),
     (re.compile(rb"\xfe\xff|\0[^\0]"), "UTF-16", "iconv -f UTF-16BE -t UTF-8"),
-    (re.compile(rb"\x1f\x8b"), "compressed by gzip", "gunzip"),
-    (re.compile(rb"\x28\xb5\x2f\xfd"), "compressed by zstd", "unzstd"),
+    (re.compile(rb"\x1f\x8b"), "compressed by gzip", PACKED[".gz"]),
+    (re.compile(rb"\x28\xb5\x2f\xfd"), "compressed by zstd", PACKED[".zst"]),
 )
 
 

@@ -290,10 +290,9 @@ def _resolved(key: str, name: str) -> list[Path]:
         return [path]
     found = files.below(path)
     if not found:
-        there = ", ".join(sorted(file.name for file in path.iterdir())[:5]) or "nothing"
-        largest = max(
-            filter(Path.is_file, path.iterdir()), key=lambda file: file.stat().st_size, default=path
-        )
+        every = list(path.iterdir())
+        there = ", ".join(sorted(file.name for file in every)[:5]) or "nothing"
+        largest = max(filter(Path.is_file, every), key=lambda file: file.stat().st_size, default=path)
         raise BadInput(
             f"{key}: {name}: no {files.KINDS} file in this directory; found {there}; convert them"
             f"{files.converted(largest)}"
