@@ -113,7 +113,7 @@ class Host:
         """Its address, gateway and name servers, as the release's installer leaves them: by netplan or by networkd."""
         address, gateway = self.network.with_prefix(self.address), self.network.gateway
         if (base / "usr/sbin/netplan").exists():
-            mine = {"addresses": [address], "accept-ra": False, "link-local": []}
+            mine = {"addresses": [address], "link-local": []}
             if online:
                 mine |= {"routes": [{"to": "default", "via": gateway}], "nameservers": {"addresses": servers}}
             plan = {"network": {"version": 2, "ethernets": {self.interface: mine}}}
@@ -125,7 +125,7 @@ class Host:
             f"etc/systemd/network/10-{self.interface}.network",
             f"[Match]\nName={self.interface}\n\n[Network]\nAddress={address}\n"
             + (f"Gateway={gateway}\n" if online else "")
-            + "LinkLocalAddressing=no\nIPv6AcceptRA=no\n",
+            + "LinkLocalAddressing=no\n",
         )
 
     def _write(self, base: Path, path: str, text: str, mode: int = 0o644) -> Path:

@@ -316,8 +316,8 @@ def build(
     """The whole answer of the plugin; raises BadInput. What lies in the directory `shared` is the hosts' to read.
 
     variables: those of the roles. told: the ones of them that commands may repeat, as they hold no secret.
-    elsewhere: paths that are not on this controller, each with its `key` and `name`; a host may have them. version: of
-    the checkout's trainer, by which all was checked.
+    elsewhere: paths that are not on this controller, each with its `key` and `name`; a host may have them. unread: of
+    which sets fields are not read. version: of the checkout's trainer, by which all was checked.
     """
     words, keys, problems = sort_words(extra, variables)
     flags = dict.fromkeys(FLAGS, False)
@@ -385,7 +385,7 @@ def build(
     config = dataclasses.asdict(
         trainer_config.from_mapping({**dataclasses.asdict(merged), "run": run, "resume": "auto"})
     )
-    uploads, elsewhere = [], []
+    uploads, elsewhere, taken = [], [], []
     if not begun:
         kept = base or {}
         # What a resumed run stored is a path on the hosts, where it was brought when the run began.
@@ -402,7 +402,7 @@ def build(
             lacking = [{"key": key, "name": name} for key, name in named if is_elsewhere(name, shared)]
             elsewhere += lacking
             there |= {one["name"] for one in lacking}
-        trainer_data.check(merged, new, controller=True, shared=there)
+        trainer_data.check(merged, new, controller=True, shared=there, tell=taken.append)
         for key in new:
             found = data_paths(config[key]).items()
             uploads += [(key, name, path) for name, path in found if name not in there]
@@ -416,6 +416,7 @@ def build(
         "config": config,
         "uploads": [upload(*one) for one in uploads],
         "elsewhere": elsewhere,
+        "unread": [str(one) for one in taken if one.unread],
         "commands": commands(
             run,
             launcher,

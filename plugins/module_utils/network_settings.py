@@ -19,9 +19,10 @@ NETWORKD_DEVICES = {
 }
 USUAL_WAKING = ("", "0", "1", "32768")  # NetworkManager's: not at all, as it is set up for all, as it is
 USUAL_MTU = "1500"  # which a card has by itself
+ADVERTS = "accept-ra"  # routers', which a card listens to unless it is told not to
 # What an entry's own addresses take the place of, or what is for netplan alone.
 REPLACED = {
-    *("accept-ra", "activation-mode", "addresses", "critical", "dhcp-identifier", "dhcp4"),
+    *(ADVERTS, "activation-mode", "addresses", "critical", "dhcp-identifier", "dhcp4"),
     *("dhcp4-overrides", "dhcp6", "dhcp6-overrides", "gateway4", "gateway6", "ignore-carrier"),
     *("ipv6-address-generation", "ipv6-address-token", "ipv6-privacy", "link-local", "match"),
     *("nameservers", "networkmanager", "optional", "optional-addresses", "ra-overrides"),
@@ -101,7 +102,7 @@ def of_netplan(definition):
                 str(value.get("stp", True)).lower() not in OFF
             )  # which netplan has on beside other parameters
             found += [(key, key, None if tree else NO_TREE)] if value else []
-        elif value is False and key in OFFLOADS.values():  # which most cards have on by themselves
+        elif value is False and key in (ADVERTS, *OFFLOADS.values()):  # which are on by themselves
             found.append((key, key, value))
         elif key not in REPLACED and value not in (None, False, {}, []):
             plain = isinstance(value, WORDS) and WORD.fullmatch(str(value))
@@ -143,7 +144,11 @@ def of_networkd(text):
         elif section in NETWORKD_REPLACED:
             replaced = NETWORKD_REPLACED[section]
             for key, value in pairs if replaced is not None else ():
-                if key == "MTUBytes" and section == "Link":
+                if key == "IPv6AcceptRA" and section == "Network":
+                    found += (
+                        [(ADVERTS, f"[{section}] {key}=", False)] if value and value.lower() in OFF else []
+                    )
+                elif key == "MTUBytes" and section == "Link":
                     found += size(f"{key}=", value)
                 elif key == "Domains":
                     found += search(f"{key}=", value.split())

@@ -2073,6 +2073,27 @@ def test_the_domains_of_short_names_do_not_go_unsaid(path, lines, place):
     assert "search: [~corp]}" in network_plan(survey(files=asked), [wanted])["errors"][0]
 
 
+@pytest.mark.parametrize(
+    ("path", "lines", "place"),
+    [
+        (NETPLAN, {"accept-ra": False}, "accept-ra"),
+        (LAN_NETWORK, "IPv6AcceptRA=no", "[Network] IPv6AcceptRA="),
+    ],
+)
+def test_that_no_router_is_listened_to_does_not_go_unsaid(path, lines, place):
+    """Who else is on that network could have the host send by way of him."""
+    told = read_from(path, told={path: said_beside(path, lines)})
+    (refused,) = network_plan(survey(**copy.deepcopy(told)), [STATIC])["errors"]
+    assert refused == (
+        f"network_interfaces[0]: {path} has {place} for eth0, which would be lost, since its entry has none: write "
+        "options: {accept-ra: false}, or take it out there"
+    )
+    for wanted in (False, True):
+        planned([{**STATIC, "options": {"accept-ra": wanted}}], **copy.deepcopy(told))
+    others = {NETPLAN: {"accept-ra": True}, LAN_NETWORK: "IPv6AcceptRA=yes"}
+    planned([STATIC], **read_from(path, told={path: said_beside(path, others[path])}))
+
+
 def test_what_netplan_has_no_word_for_is_left_to_networkmanager():
     for lines in ("[ipv4]\nmethod=shared", "[ethtool]\nring-rx=4096", "[tc]\nqdisc.root=fq_codel"):
         files = {"networkmanager": {WIRED: said_beside(WIRED, lines)}}

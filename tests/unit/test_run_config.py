@@ -174,6 +174,13 @@ def test_files_of_the_controller_go_to_a_place_named_by_their_content(jsonl, mod
     assert again["dataset"]["path"] == found["dataset"]["path"]
 
 
+def test_what_of_the_data_is_not_read_is_told(jsonl, tmp_path):
+    assert build({"run": "first", "dataset": str(jsonl)})["unread"] == []
+    (tmp_path / "b.jsonl").write_text('{"text": "words", "of": "whom"}\n')
+    answer = build({"run": "first", "dataset": str(jsonl), "validation": str(tmp_path / "b.jsonl")})
+    assert answer["unread"] == [f"validation: {tmp_path}/b.jsonl: 1 text; not read: of"]
+
+
 def test_a_relative_path_means_the_working_directory(jsonl, monkeypatch):
     monkeypatch.chdir(jsonl.parent)
     assert build({"dataset": "talk.jsonl"})["uploads"][0]["source"] == str(jsonl)

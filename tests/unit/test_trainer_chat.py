@@ -257,6 +257,23 @@ def test_a_template_that_wants_a_calls_arguments_as_text_gets_them(tmp_path, mak
         assert '<call>find {"what": "kät"}</call>' in text and found
 
 
+@pytest.mark.parametrize("reads", [" | tojson", "['name'] + call['function']['arguments']"])
+def test_a_call_without_its_function_becomes_one_where_the_template_reads_that(
+    tmp_path, make_tokenizer, reads
+):
+    """ShareGPT's, which templates such as Llama's have no look for."""
+    tokens = make_tokenizer(ENDED.replace("call['function'] | tojson", "call['function']" + reads))
+    bare = {"from": "function_call", "value": '{"name": "find", "arguments": {"what": "cat"}}'}
+    talk = [{"from": "human", "value": "Where?"}, bare, {"from": "observation", "value": "mat"}]
+    talk = [*talk, {"from": "gpt", "value": "On the mat."}]
+    found = whole_and_learnt(prepared(tmp_path, tokens, [{"conversations": talk}]), tokens)
+    assert "find" in found[1][0] and '{"what": "cat"}' in found[1][0]
+    whole = {**WITH_CALL, "tool_calls": [{"function": json.loads(bare["value"])}]}
+    talk = [{"role": "user", "content": "Where?"}, whole, {"role": "tool", "content": "mat"}]
+    talk = [*talk, {"role": "assistant", "content": "On the mat."}]
+    assert found == whole_and_learnt(prepared(tmp_path, tokens, [{"messages": talk}]), tokens)
+
+
 def test_a_tools_answer_that_reads_like_python_changes_no_call(tmp_path, make_tokenizer):
     tokens = make_tokenizer(ENDED)
     talk = [TALK[0], WITH_CALL, {"role": "tool", "content": "bad arguments: {'what': 'kät'}"}, TALK[1]]

@@ -1494,6 +1494,80 @@ def test_a_share_that_leaves_nothing_is_refused_before_any_host_is_touched(tmp_p
         read.check(config)
 
 
+TAKEN = {
+    "chats, and what is about them": (
+        [
+            {
+                "messages": [{"role": "user", "content": "a"}],
+                "context": "c",
+                "id": 0,
+                "source": "",
+                "tools": None,
+            }
+        ]
+        * 2,
+        "2 chats; not read: context, id",
+    ),
+    "of two fields with a chat one": (
+        [
+            {
+                "messages": [{"role": "user", "content": "a"}],
+                "conversations": [{"from": "human", "value": "b"}],
+            }
+        ],
+        "1 chat; not read: conversations",
+    ),
+    "messages that ask and answer apart": (
+        [{"prompt": [{"role": "user", "content": "a"}], "completion": "b", "thinking": "c", "score": 1}],
+        "1 chat; not read: thinking, score",
+    ),
+    "what stands beside a pair": (
+        [{"question": "a", "answer": "b", "system": "c", "context": "d", "prompt": "a", "rejected": "e"}],
+        "1 instruction; not read: prompt, rejected",
+    ),
+    "fields of some records only": (
+        [{"text": "a"}, {"text": "b", "meta": {}, "of": "c"}, {"text": "d", "of": "e", "more": 1}],
+        "3 texts; not read: of, more",
+    ),
+    "many": (
+        [{"text": "a", **{f"f{n}": n for n in range(12)}}],
+        "1 text; not read: f0, f1, f2, f3, f4, f5, f6, f7, f8, f9 and 2 more",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_a_set_is_told_as_what_it_is_taken_with_what_is_not_read(tmp_path, case):
+    rows, expected = TAKEN[case]
+    write_lines(tmp_path / "a.jsonl", rows)
+    taken = []
+    read.check(from_mapping({"dataset": f"{tmp_path}/a.jsonl"}), tell=taken.append)
+    assert str(*taken) == f"dataset: {tmp_path}/a.jsonl: {expected}"
+
+
+def test_the_columns_of_a_table_that_are_not_read_are_told_whatever_they_hold(tmp_path):
+    """They do not come with the rows."""
+    rows, _ = TAKEN["chats, and what is about them"]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    taken = []
+    read.check(from_mapping({"dataset": f"{tmp_path}/a.parquet"}), tell=taken.append)
+    assert str(*taken).endswith("a.parquet: 2 chats; not read: context, id, source")
+
+
+def test_a_directory_is_told_with_its_files_and_texts_are_paragraphs(tmp_path):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/LICENSE.txt").write_text("Do.\n\nDo not.\n")
+    (tmp_path / "set/a.txt").write_text("words\n")
+    taken = []
+    read.check(from_mapping({"dataset": f"{tmp_path}/set"}), tell=taken.append)
+    write_lines(tmp_path / "set/b.jsonl", [{"text": "words"}])
+    read.check(from_mapping({"dataset": f"{tmp_path}/set"}), tell=taken.append)
+    assert [str(one).removeprefix(f"dataset: {tmp_path}/set: ") for one in taken] == [
+        "3 paragraphs of LICENSE.txt, a.txt",
+        "4 texts of LICENSE.txt, a.txt, b.jsonl",
+    ]
+
+
 def test_a_disk_that_fails_is_named(tmp_path, monkeypatch):
     write_lines(tmp_path / "a.jsonl", [{"text": "words"}])
 

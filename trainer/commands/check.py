@@ -20,8 +20,9 @@ def main(config: Config, environment: Environment, config_only: bool) -> int:
         print(f"configuration of run '{config.run}': good")
         return 0
     problems, samples, letters = [], 0, 0
+    taken: list[read.Taken] = []
     try:
-        samples, letters = read.check(config)
+        samples, letters = read.check(config, tell=taken.append)
     except BadInput as error:
         problems.append(str(error))
     good_data = not problems
@@ -44,6 +45,7 @@ def main(config: Config, environment: Environment, config_only: bool) -> int:
             problems.append(str(error))
     if problems:
         raise BadInput("\n".join(problems))
+    print(*taken, sep="\n")
     print(
         f"run '{config.run}': configuration, data ({samples:,} samples, {letters:,} characters) and model are good"
     )

@@ -20,7 +20,7 @@ from trainer.balance import Balance, miscounted
 from trainer.balance import shares as even
 from trainer.cluster import store
 from trainer.config import Config
-from trainer.data import pack, read
+from trainer.data import pack, read, records
 from trainer.data.index import Index, last_step
 from trainer.environment import BEGUN, Environment, StopSignal, keep_freed_memory
 from trainer.errors import BadInput, Diverged, OutOfMemory, Stopped, TrainerError
@@ -365,6 +365,8 @@ def _introduce(run: Run, found: checkpoint.Found | None) -> None:
         f"{config.strategy}, {config.dtype}, {', '.join(map(str, world.devices))}, "
         f"{torch.get_num_threads()} threads a rank"
     )
+    if packed.unread:
+        log(f"not read of the data: {records.listed(packed.unread)}")
     if run.held_out:
         log(f"held out: {run.held_out.token_count:,} tokens in {count(run.held_out.documents, 'document')}")
     for what, one in (("", packed), ("held-out ", run.held_out)):

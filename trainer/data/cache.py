@@ -122,8 +122,9 @@ def _tokenise(config: Config, dataset: read.Dataset, tokenizer, folder: Path, te
     limit = config.sequence_length if config.overlong != "split" else None
     number = 0
     overlong: list[str] = []
+    unread: dict[str, None] = {}
     too_long = 0
-    placed = _placed(read.samples(dataset, config), config, splits)
+    placed = _placed(read.samples(dataset, config, unread), config, splits)
     for batch in _batches(_joined(placed) if encode.looks_ahead else placed):
         for (sample, side, starts, _), (ids, loss) in zip(batch, encode(batch), strict=True):
             if starts and sample.messages is None:
@@ -144,7 +145,7 @@ def _tokenise(config: Config, dataset: read.Dataset, tokenizer, folder: Path, te
             "sequence_length to the longest, or overlong to split or cut"
         )
     for side, part in parts.items():
-        part.close()
+        part.close(list(unread))
         if part.total >= 2 and part.answers:
             continue
         what = f"{dataset.key}: {dataset.name}"
@@ -391,7 +392,7 @@ class _Part:
         self.files[name].write(data)
         self.hash.update(data)
 
-    def close(self) -> None:
+    def close(self, unread: list[str]) -> None:
         """Write what is left, and the facts."""
         if self._ids:
             self._flush(last=True)
@@ -405,6 +406,7 @@ class _Part:
             "largest_id": self.largest,
             "shortened": self.shortened,
             "dropped": self.dropped,
+            "unread": unread,
             "digest": self.hash.hexdigest(),
         }
         (self.folder / "facts.json").write_text(json.dumps(facts))

@@ -77,7 +77,8 @@ class Exchange:
     def as_taken(self) -> "Exchange":
         """This one as the template takes it. Raises BadInput where nothing has all that was said.
 
-        Most templates write a call's arguments out as JSON; some want them as OpenAI's API has them.
+        Most templates write a call's arguments out as JSON; some want them as OpenAI's API has them. Some read a
+        call's `function` alone, which ShareGPT's calls have not around them.
         """
         fault = self._fault()
         calls = [call for message in self.messages for call in _calls(message)]
@@ -88,6 +89,9 @@ class Exchange:
             if not wrong and all(_json(call["arguments"]) in other.text for call in calls):
                 return other
         if fault:
+            whole = self.of([_in_functions(one) for one in self.messages])
+            if whole.messages != self.messages:
+                return whole.as_taken()
             raise fault
         return self
 
@@ -364,6 +368,14 @@ def _as_openai(message: dict) -> dict:
     if not _calls(message):
         return message
     return _changed(message, lambda one: {"arguments": _json(one["arguments"])})
+
+
+def _in_functions(message: dict) -> dict:
+    """The message with each of its calls as a `function`."""
+    if not _calls(message):
+        return message
+    calls = [{"function": one} if _inner(one) is one else one for one in message["tool_calls"]]
+    return {**message, "tool_calls": calls}
 
 
 def _without_thoughts(text: str) -> str:

@@ -58,6 +58,14 @@ def records(
     return _parquet(path, columns, besides) if path.suffix == ".parquet" else _jsonl(path)
 
 
+def columns(path: Path) -> list[str]:
+    """The fields of a parquet file that can be read, of whose rows `records` has those that are needed."""
+    import pyarrow.parquet
+
+    with opened(path) as file:
+        return pyarrow.parquet.read_schema(file).names
+
+
 def converted(path: Path) -> str:
     """By what command a file of another kind becomes one of ours; "" where none is known."""
     command = CONVERTED.get(path.suffix.lower(), "")

@@ -34,8 +34,9 @@ class Packed:
 
     sizes: sequences of each set. valid: (N,) int64, how many tokens of each sequence carry a loss.
     token_count, documents, longer, shortened, dropped: how many there are, are longer than a sequence, were cut, and
-    how many tokens that took. kept: tokens of the sequences, without parts that teach nothing. unigram_entropy: of the
-    tokens with a loss, by the sets' weights, in nats. digest: a hash of all that `packed[k]` can give.
+    how many tokens that took. unread: fields of the records that hold something and are not read. kept: tokens of the
+    sequences, without parts that teach nothing. unigram_entropy: of the tokens with a loss, by the sets' weights, in
+    nats. digest: a hash of all that `packed[k]` can give.
     """
 
     def __init__(self, sets: list["_Set"], weights: Sequence[float], cache_dir: Path):
@@ -50,6 +51,7 @@ class Packed:
         self.longer = sum(one["longer"] for one in facts)
         self.shortened = sum(one["shortened"] for one in facts)
         self.dropped = sum(one["dropped"] for one in facts)
+        self.unread = list(dict.fromkeys(itertools.chain(*(one.get("unread", ()) for one in facts))))
         self.kept = sum(one.get("kept", one["tokens"]) for one in facts)
         self.largest_id = max(one["largest_id"] for one in facts)
         self.unigram_entropy = _entropy([one.counts for one in sets], weights)

@@ -10,10 +10,11 @@ import importlib.util
 import json
 import math
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer import words
 from trainer.config import Config
 from trainer.data import files, hub, index, records
 from trainer.data.records import Sample
@@ -31,6 +32,23 @@ class Dataset:
     name: str
     files: tuple[Path, ...]
     limit: int | None  # the first so many samples
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a set was taken for: so many text, instruction or chat records; unread: what of their fields is not read."""
+
+    dataset: Dataset
+    number: int
+    kind: str
+    unread: tuple[str, ...]
+
+    def __str__(self) -> str:
+        key, name, paths = self.dataset.key, self.dataset.name, self.dataset.files
+        what = "paragraph" if all(path.suffix == ".txt" for path in paths) else self.kind
+        within = f" of {records.listed([path.name for path in paths])}" if len(paths) > 1 else ""
+        left = f"; not read: {records.listed(self.unread)}" if self.unread else ""
+        return f"{key}: {name}: {words.count(self.number, what)}{within}{left}"
 
 
 def names(value: str) -> list[str]:
@@ -131,16 +149,17 @@ def kind(dataset: Dataset, config: Config) -> str:
     return "text"
 
 
-def samples(dataset: Dataset, config: Config) -> Iterator[Sample]:
+def samples(dataset: Dataset, config: Config, unread: dict[str, None] | None = None) -> Iterator[Sample]:
     """Yield the set's samples, its `limit` at most; empty texts are passed over.
 
-    A JSONL line or a parquet row is a document; so is a text file, which comes paragraph by paragraph. Raises
-    BadInput that names file and line: not UTF-8, not JSON, no such field, nothing there.
+    A JSONL line or a parquet row is a document; so is a text file, which comes paragraph by paragraph. unread: takes
+    up the names of fields that hold something and are not read. Raises BadInput that names file and line: not UTF-8,
+    not JSON, no such field, nothing there.
     """
     what = kind(dataset, config)
     count = 0
     for path in dataset.files:
-        for sample in _texts(path) if path.suffix == ".txt" else _records(path, what, config):
+        for sample in _texts(path) if path.suffix == ".txt" else _records(path, what, config, unread):
             count += 1
             last = count == dataset.limit
             yield sample._replace(ends=True) if last else sample
@@ -199,10 +218,12 @@ def check(
     keys: Collection[str] = ("dataset", "validation"),
     controller: bool = False,
     shared: Collection[str] = (),
+    tell: Callable[[Taken], None] = lambda taken: None,
 ) -> tuple[int, int]:
     """Read the data of `keys` to its end: (samples, characters). Raises BadInput with the first fault of each set.
 
-    The controller leaves names of the hub to the hosts, `shared` ones, and parquet files where it has no pyarrow.
+    tell: is told what each set was taken for. The controller leaves names of the hub to the hosts, `shared` ones, and
+    parquet files where it has no pyarrow.
     """
     weights(config)
     asked = [("dataset", name, config.max_samples) for name in names(config.dataset)]
@@ -219,13 +240,16 @@ def check(
                 whole = False
                 continue
             sets.append(dataset)
-            kinds.add(kind(dataset, config))
+            what = kind(dataset, config)
+            kinds.add(what)
             held_out = number = 0
+            unread: dict[str, None] = {}
             share = (config.validation_split or 0) if key == "dataset" else 0
-            for number, sample in enumerate(samples(dataset, config), 1):
+            for number, sample in enumerate(samples(dataset, config, unread), 1):
                 letters += len(sample.words)
                 held_out += index.chosen(config.seed, number - 1, share)
             count += number
+            tell(Taken(dataset, number, what, tuple(unread)))
             if share and held_out in (0, number):
                 raise BadInput(
                     f"{key}: {name}: validation_split {share} of its {number} documents leaves none "
@@ -305,8 +329,13 @@ def _texts(path: Path) -> Iterator[Sample]:
         yield Sample(path, number, text, ends=ends, running=True)
 
 
-def _records(path: Path, what: str, config: Config) -> Iterator[Sample]:
+def _records(path: Path, what: str, config: Config, unread: dict[str, None] | None) -> Iterator[Sample]:
+    is_table = path.suffix == ".parquet"
     for number, record in files.records(path, *records.columns(what, config)):
+        if unread is not None:
+            # Of a table not all columns come with its rows.
+            others = dict.fromkeys(files.columns(path), "…") if is_table and number == 1 else {}
+            unread.update(dict.fromkeys(records.unread({**others, **record}, what, config)))
         sample = records.sample(path, number, record, what, config)
         if sample.text or sample.messages:
             yield sample

@@ -1,7 +1,9 @@
 """Raw records to samples: plain text, an instruction with its answer, or a chat. Imported by the controller."""
 
+import functools
 import json
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,6 +119,7 @@ def _pair_of_messages(record: dict) -> list | None:
 CALL = '{"function": {"name": "…", "arguments": {…}}}'
 BESIDE = ("name", "arguments", "id", "type", "index")  # what says nothing of what a tool is given
 AROUND = ("function", "name", "id", "type", "index")  # the same of a call around its function
+NAMES = 10  # of fields or files, listed
 OF_PAIRS = tuple(dict.fromkeys(name for pair in PAIRS for name in pair))
 JUDGED = ("label", "kto_tag")  # TRL's and LLaMA-Factory's word on an answer, true or false
 
@@ -136,6 +139,21 @@ def columns(kind: str, config: Config) -> tuple[list[str], list[str]]:
         ),
         "chat": (["messages"], ["tools", *CHATS[1:], *SYSTEMS, *JUDGED]),
     }[kind]
+
+
+@functools.cache
+def _read(kind: str, text_field: str) -> frozenset[str]:
+    needed, besides = columns(kind, Config(text_field=text_field))
+    return frozenset([*needed, *besides])
+
+
+def unread(record: dict, kind: str, config: Config) -> list[str]:
+    """Its fields that are not read for its sample though they hold something."""
+    read = _read(kind, config.text_field)
+    if kind != "text":  # of several that would do, one is taken
+        field = next((name for name in CHATS if record.get(name) is not None), "") if kind == "chat" else ""
+        read = read.difference(CHATS, OF_PAIRS).union([field] if field else _pair(record) or ())
+    return [name for name, value in record.items() if name not in read and value not in (None, "", [], {})]
 
 
 def sample(path: Path, number: int, record: dict, kind: str, config: Config) -> Sample:
@@ -428,7 +446,13 @@ def _string(where: str, record: dict, field: str) -> str:
 
 
 def _there(record: dict) -> str:
-    return f"its fields are: {', '.join(map(_piece, list(record)[:10])) or 'none'}"
+    return f"its fields are: {listed(record) or 'none'}"
+
+
+def listed(names: Collection[str]) -> str:
+    """The first of some fields' or files' names, and how many more there are."""
+    more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
+    return ", ".join(map(_piece, list(names)[:NAMES])) + more
 
 
 def _piece(text: str) -> str:
