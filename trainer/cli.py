@@ -1,4 +1,4 @@
-"""The commands: `trainer train|launch|check|plan|generate|export|fetch|bench|burn|stop|tell`; docs/architecture.md."""
+"""The commands, `trainer train` and so on; docs/architecture.md lists them."""
 
 import argparse
 import contextlib
@@ -68,6 +68,11 @@ def _run(options: argparse.Namespace) -> int:
         return export.main(
             options.directory, options.out, options.merge, options.base, options.dtype, options.code
         )
+
+    if options.command == "send":
+        from trainer.commands import send
+
+        return send.main(options.directory, options.service)
 
     if options.command == "fetch":
         from trainer.commands import fetch
@@ -208,6 +213,11 @@ def _parser() -> argparse.ArgumentParser:
         help="number format of a whole model's weights; auto: as they are on disk",
     )
     export.add_argument("--code", action="store_true", help="run the model's own Python code")
+
+    text = "send what a run has told, as its losses, to Weights & Biases or MLflow"
+    send = commands.add_parser("send", help=text, description=text)
+    send.add_argument("directory", metavar="DIR", type=Path, help="a run's, such as runs/RUN of the checkout")
+    send.add_argument("service", metavar="SERVICE", choices=("wandb", "mlflow"))
 
     text = "fetch a model or a data set from the Hugging Face hub, for all hosts of a cluster"
     fetch = commands.add_parser("fetch", help=text, description=text)

@@ -262,8 +262,8 @@ class Config:
     strategy: str = key(
         "ddp",
         "what a rank holds. ddp: everything; zero1: its part of the optimizer's state; zero2: of the gradients, too; "
-        "fsdp (or zero3): of the weights, too; offload: that part in the CPU's memory; infinity: AdamW's state on "
-        "disk; split: everything, its layers on one of the host's GPUs after the other",
+        "fsdp (or zero3): of the weights, too; offload: that part in the CPU's memory; infinity: weights and "
+        "AdamW's state on disk; split: everything, its layers on one of the host's GPUs after the other",
         choices=STRATEGIES,
     )
     offload_dir: str | None = key(
@@ -301,7 +301,7 @@ class Config:
     checkpoint_async: bool = key(
         True,
         "write checkpoints while training goes on: a step waits only for a copy of weights and optimizer state in the "
-        "CPU's memory; false: it waits for the disk, and that memory is saved",
+        "CPU's memory; false: it waits for the disk, and that memory is saved; strategy infinity has it so",
     )
     checkpoint_keep: int = key(2, "checkpoints kept on a host", least=1)
     tensorboard: bool = key(True, "write event files for TensorBoard into the run's directory")

@@ -18,7 +18,7 @@ PREFERENCES = (
 )
 EXPORTED = "nothing of the kind: `trainer export` makes what other tools load"
 NAMED = "a part of the name, in model or dataset: org/name@revision"
-WANDB = "report_to: wandb, of runs by hand, with WANDB_PROJECT in the environment"
+WANDB = "report_to: wandb, of runs by hand, with WANDB_PROJECT in the environment; `trainer send` gives it a cluster's"
 TOKEN = "trainer_hub_token, in the inventory and best in a vault; by hand HF_TOKEN in the environment"
 NOT_HERE = "nothing of the kind"
 WORKERS = "nothing to set: data is tokenised once and mapped"

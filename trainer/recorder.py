@@ -86,7 +86,7 @@ class Recorder:
             run.optimizer,
             tokenizer,
             keep=run.config.checkpoint_keep,
-            background=run.config.checkpoint_async,
+            background=run.config.checkpoint_async and run.strategy.copies,
             before=self.metrics.settle if self.metrics else lambda: None,
         )
         self.saved_step = run.progress.step

@@ -19,6 +19,9 @@ from trainer.config import Config
 from trainer.environment import Environment
 from trainer.errors import BadInput
 
+SENT_LATER = (
+    ", or set report_to to none: what a cluster's run has told is sent from its results, by `trainer send`"
+)
 REPORTS = {"wandb": "wandb", "mlflow": "mlflow"}  # report_to, by the package that must be there
 
 BEGUN = "trainyard_begun"  # MLflow's tag
@@ -54,9 +57,9 @@ class Sinks:
             "Prometheus": (config.metrics_port, lambda: prometheus(config, environment)),
             "Weights & Biases": (
                 config.report_to == "wandb" and first,
-                lambda: wandb(config, environment, settings, begun),
+                lambda: wandb(config.run, environment.run_dir, settings, begun),
             ),
-            "MLflow": (config.report_to == "mlflow" and first, lambda: mlflow(config, settings, begun)),
+            "MLflow": (config.report_to == "mlflow" and first, lambda: mlflow(config.run, settings, begun)),
         }
         makers = {name: make for name, (want, make) in wanted.items() if want}
         self._thread = threading.Thread(target=self._serve, args=(makers,), daemon=True)
@@ -106,11 +109,16 @@ class Sinks:
 
 def check(config: Config) -> None:
     """Raise BadInput where report_to names a service whose package is not here."""
-    package = REPORTS.get(config.report_to)
-    if package and importlib.util.find_spec(package) is None:
+    if config.report_to in REPORTS:
+        need(REPORTS[config.report_to], f"report_to: {config.report_to}: ", SENT_LATER)
+
+
+def need(package: str, of: str, otherwise: str = "") -> None:
+    """Raise BadInput, which begins with `of`, where a package is not here."""
+    if importlib.util.find_spec(package) is None:
         raise BadInput(
-            f"report_to: {config.report_to}: the package {package} is not installed beside the trainer; "
-            f"install it (pip install {package}), or set report_to to none"
+            f"{of}the package {package} is not installed beside the trainer; install it (pip install {package})"
+            f"{otherwise}"
         )
 
 
@@ -203,16 +211,16 @@ def prometheus(config: Config, environment: Environment) -> tuple[Sink, Closer]:
     return write, close
 
 
-def wandb(config: Config, environment: Environment, settings: dict, begun: str) -> tuple[Sink, Closer]:
+def wandb(name: str, run_dir: Path, settings: dict, begun: str) -> tuple[Sink, Closer]:
     """A run of Weights & Biases, named as this one; who and where is that package's own matter (WANDB_*)."""
     import wandb as package
 
     run = package.init(
-        name=config.run,
-        id=f"{config.run}-{begun}",
+        name=name,
+        id=f"{name}-{begun}",
         resume="allow",
         config=settings,
-        dir=str(environment.run_dir),
+        dir=str(run_dir),
     )
     # Its own count of steps never goes back, and a run that goes on from a checkpoint does.
     run.define_metric("*", step_metric="step")
@@ -223,19 +231,19 @@ def wandb(config: Config, environment: Environment, settings: dict, begun: str) 
     )
 
 
-def mlflow(config: Config, settings: dict, begun: str) -> tuple[Sink, Closer]:
+def mlflow(name: str, settings: dict, begun: str) -> tuple[Sink, Closer]:
     """A run of MLflow, named as this one; where to is that package's own matter (MLFLOW_*).
 
     MLflow gives a run its id, so one that goes on, on whichever host, is found by a tag.
     """
     import mlflow as package
 
-    wanted = f"attributes.run_name = '{config.run}' and tags.{BEGUN} = '{begun}'"
+    wanted = f"attributes.run_name = '{name}' and tags.{BEGUN} = '{begun}'"
     there = package.search_runs(filter_string=wanted, max_results=1, output_format="list")
     if there:
         package.start_run(run_id=there[0].info.run_id)
     else:
-        package.start_run(run_name=config.run, tags={BEGUN: begun})
+        package.start_run(run_name=name, tags={BEGUN: begun})
         package.log_params(settings)  # once: MLflow refuses other values, such as of more steps
     status = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
     return (

@@ -63,13 +63,6 @@ def _curve(world, make, settings):
     strategy = strategies.make(chosen, TokenLoss(make().train(), chunk=16), world)
     optimizer = optim.adamw(strategy.trainable, chosen)
     strategy.adopt(optimizer)
-    if settings["strategy"] == "infinity":
-        with open("/proc/self/maps") as maps:
-            mapped = [
-                line for line in maps if f"{world.environment.run_dir}/offload/rank-{world.rank}-" in line
-            ]
-        assert len(mapped) == 1 and mapped[0].endswith("(deleted)\n")
-        assert not list((world.environment.run_dir / "offload").iterdir())
     chance = torch.Generator().manual_seed(1)
     losses = []
     for _ in range(STEPS):
@@ -95,10 +88,26 @@ def _curve(world, make, settings):
         for group in optimizer.param_groups:
             group["lr"] = 0.01
         optimizer.step()
+    if settings["strategy"] == "infinity":
+        _lies_in_files(strategy, optimizer, world.environment.run_dir / "offload")
     if "8bit" in chosen.optimizer:
         kinds = {one.dtype for state in optimizer.state.values() for one in map(_local, state.values())}
         assert torch.uint8 in kinds, kinds
     return {"losses": losses, "norm": norm, "wire": strategy.wire_bytes}
+
+
+def _lies_in_files(strategy, optimizer, folder):
+    """A rank's parts of weights and moments, in files in that directory that nobody else can find."""
+    with open("/proc/self/maps") as maps:
+        mapped = [line for line in maps if f"{folder}/rank-{strategy.world.rank}-" in line]
+    assert len(mapped) > 1 and all(line.endswith("(deleted)\n") for line in mapped)
+    assert not list(folder.iterdir())
+    spans = [[int(end, 16) for end in line.split()[0].split("-")] for line in mapped]
+    state = [one for part in optimizer.state.values() for name, one in part.items() if name != "step"]
+    weights = [one.to_local() for one in strategy.parameters().values() if hasattr(one, "to_local")]
+    assert len(state) == 2 * len(strategy.trainable) and len(weights) >= len(strategy.trainable)
+    for one in (*strategy.trainable.values(), *state, *weights):
+        assert any(begin <= one.data_ptr() < end for begin, end in spans) or not one.numel()
 
 
 def _local(value):

@@ -634,3 +634,94 @@ def test_where_the_time_of_the_last_steps_went():
     found, wanted = went.means(), metrics.parts(steps[-10:])
     assert found.keys() == wanted.keys()
     assert all(found[name] == pytest.approx(wanted[name], abs=1e-9) for name in wanted)
+
+
+# ---- a run's metrics sent from its results ----
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """The directory of a run, as train.yml brings it, with two steps, and a server for MLflow's functions."""
+    server = Server()
+    monkeypatch.setitem(sys.modules, "mlflow", server)
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: package)
+    origins = {"/var/lib/trainyard/data/1/a.jsonl": "a.jsonl"}
+    settings = {"run": "r", "dataset": next(iter(origins)), "origins": json.dumps(origins)}
+    (tmp_path / "config.yaml").write_text(json.dumps(settings))
+    (tmp_path / "status.json").write_text('{"state": "finished"}')
+    told(tmp_path, start("20260102T03"), 1, 2)
+    return tmp_path, server
+
+
+def start(launch, event="start", step=0):
+    return {"kind": "event", "event": event, "launch": launch, "begun": "b", "step": step}
+
+
+def told(folder, *records):
+    """Have these be all lines of metrics.jsonl; a number is a step, and its decimals tell it from another time's."""
+    whole = [
+        {**one, "time": 0} if isinstance(one, dict) else {**RECORD, "step": int(one), "loss": one}
+        for one in records
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in whole))
+
+
+def test_what_a_run_has_told_is_sent_once(results, capsys):
+    folder, server = results
+    assert cli.main(["send", str(folder), "mlflow"]) == 0
+    assert cli.main(["send", str(folder), "mlflow"]) == 0
+    (run,) = server.runs.values()
+    assert run["steps"] == [0, 1, 2] and run["tags"] == {"trainyard_begun": "20260102T03"}
+    assert run["params"]["dataset"] == "a.jsonl" and "origins" not in run["params"]
+    told(folder, start("20260102T03"), 1, 2, start("20260103T03", "resume", 2), 3)
+    (folder / "metrics.jsonl").open("a").write('{"kind": "train", "st')  # being written
+    assert cli.main(["send", str(folder), "mlflow"]) == 0
+    assert run["steps"] == [0, 1, 2, 2, 3]
+    told(
+        folder, start("20260102T03"), 1, start("20260104T03", "resume", 1), 2.1, 3.1, 4, 5, 6
+    )  # behind what was sent
+    assert cli.main(["send", str(folder), "mlflow"]) == 0
+    assert run["steps"][5:] == [1, 2, 3, 4, 5, 6] and len(server.runs) == 1
+    told(folder, start("20260105T03"), 1)  # another run of this name
+    assert cli.main(["send", str(folder), "mlflow"]) == 0
+    assert [one["steps"] for one in server.runs.values()][1:] == [[0, 1]]
+    said = [line.split(": ")[1] for line in capsys.readouterr().out.splitlines()]
+    assert said.pop(1) == "mlflow has all 3 lines"
+    assert said == [f"{number} lines sent to mlflow" for number in (3, 2, 6, 2)]
+
+
+def test_sending_that_breaks_off_goes_on_there(results, capsys, monkeypatch):
+    folder, server = results
+    whole = server.log_metrics
+
+    def broken(numbers, step):
+        if step == 2:
+            raise ConnectionError("no route to the service")
+        whole(numbers, step)
+
+    monkeypatch.setattr(server, "log_metrics", broken)
+    assert cli.main(["send", str(folder), "mlflow"]) == 1
+    said = capsys.readouterr().err
+    assert (
+        "mlflow: ConnectionError: no route to the service; 2 lines of" in said and "Type this again" in said
+    )
+    monkeypatch.setattr(server, "log_metrics", whole)
+    assert cli.main(["send", str(folder), "mlflow"]) == 0
+    assert [one["steps"] for one in server.runs.values()] == [[0, 1, 2]]
+
+
+def test_what_is_no_runs_directory_or_no_metrics_is_refused(results, capsys, monkeypatch):
+    folder, server = results
+    for lines in ("[]\n", '{"kind": "train"}\n', "words\n"):
+        (folder / "metrics.jsonl").write_text(lines)
+        assert cli.main(["send", str(folder), "mlflow"]) == 2
+        assert f"{folder}/metrics.jsonl:1: expected an object with kind" in capsys.readouterr().err
+    assert cli.main(["send", str(folder / "none"), "mlflow"]) == 2
+    assert "found no metrics.jsonl in it" in capsys.readouterr().err
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
+    assert cli.main(["send", str(folder), "wandb"]) == 2
+    assert (
+        "error: wandb: the package wandb is not installed beside the trainer; install"
+        in capsys.readouterr().err
+    )
+    assert not server.runs

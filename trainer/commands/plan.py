@@ -274,7 +274,7 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
         "loss and backward": (found.working if name == "ddp" else found.given_working) + 2 * found.largest,
     }
     lossy = name == "ddp" and _codes(config, place)
-    copies = checkpoint_bytes(config, found) // part
+    copies = 0 if name == "infinity" else checkpoint_bytes(config, found) // part
     if lossy:  # sums over ranks, which are copies whether or not the rest is
         copies += {"diloco": 8}.get(config.comm, 4) * found.trainable
         if (
@@ -287,15 +287,18 @@ def budget(name: str, config: Config, found: Footprint, place: Place, overhead: 
     if name in ("offload", "infinity") and not on_cpu:
         for what in ("weights", "adapter", "gradients", "optimizer"):
             host[what], lines[what] = lines[what], 0
-        host["pinned"] = sum(_rounded(ones, part) for ones in (found.tensors, found.trained))
+        if name == "offload":
+            host["pinned"] = sum(_rounded(ones, part) for ones in (found.tensors, found.trained))
         lines["weights"] = own - gathered  # quantised ones stay where they compute
         host["weights"] -= lines["weights"]
     if not on_cpu and not shared and found.converted:
         # Each rank makes all of the model float32 before the GPU has it, and before there is a checkpoint to copy; or
         # of an adapter's base what its files have otherwise. What stays as it is on disk is the page cache's.
         host["while loading"] = max(0, found.weights - copies)
-    if name == "infinity":
-        (lines if on_cpu else host)["optimizer"] = 0  # on disk; the kernel keeps of it what there is room for
+    if name == "infinity":  # on disk; the kernel keeps of it what there is room for
+        where = lines if on_cpu else host
+        where["optimizer"] = where["adapter"] = 0
+        where["weights"] = own - gathered if on_cpu else 0
     if on_cpu:
         lines["checkpoint"] = copies
         comes_and_goes = lines["activations"] + lines["loss and backward"] + (whole if name != "ddp" else 0)

@@ -28,6 +28,7 @@ class Strategy(ABC):
     independent = (
         False  # each rank steps by the gradient of its own share's mean loss, and all meet now and then
     )
+    copies = True  # of what a checkpoint has; else it is written while the step waits
     averages = False  # `whole` makes others of a rank's own moments, from which its optimizer is to go on
     clip_waited = 0.0  # seconds of the last clip that went to other ranks
     keeps: tuple[str, ...] = ()  # kinds of what `kept` has besides weights and moments

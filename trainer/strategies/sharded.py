@@ -11,7 +11,7 @@
 checkpoint each rank sends its part of weights and moments to every host that writes a copy, and for an evaluation
 weights are gathered as for a forward pass: both count with the next step.
 fsdp is also called zero3. `offload` is fsdp with the parts and the optimizer in the CPU's memory, `infinity` is offload
-with the optimizer's moments in memory-mapped files.
+with the parts of weights and moments in memory-mapped files: of what is there between steps, only gradients are not.
 
 A block is a layer of the transformer; what is outside of the blocks (embeddings, the last norm, the head) is gathered
 for the whole of a micro-batch, so that tied weights stay one tensor.
@@ -36,6 +36,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam  # nothing public says where a part lies
 from torch.distributed.tensor import DTensor
 
 from trainer import buffers, waiting
@@ -50,6 +51,8 @@ from trainer.model.stored import Stored, replace
 from trainer.strategies.base import Strategy, clipping
 from trainer.sums import reduce_scatter
 from trainer.world import Layers, World, log
+
+ALIGNED = 64  # bytes, as torch aligns memory
 
 
 class Sharded(Strategy):
@@ -106,6 +109,7 @@ class Sharded(Strategy):
                 offload_policy=self._offload(),
                 ignored_params=ignored,
             )
+            self._place(part)
         layers = _layers(self.world)
         for part in self._parts():
             part.set_gradient_divide_factor(1.0)
@@ -123,7 +127,7 @@ class Sharded(Strategy):
             name = names.pop(id(tensor), None)  # a tied one is met twice
             if name is None:
                 return tensor
-            made = torch.empty_like(tensor, device=self.home)
+            made = self._memory(tensor)
             rows = self._span(len(tensor))
             if rows.start < rows.stop:
                 made.to_local().copy_(stored.read(name, rows))
@@ -135,6 +139,13 @@ class Sharded(Strategy):
     def home(self) -> torch.device:
         """Where a rank's parts are."""
         return self.world.device
+
+    def _place(self, part: FSDPModule) -> None:
+        """Have this rank's parts of the weights of a module that was just shared out where they are to be."""
+
+    def _memory(self, weight: DTensor) -> DTensor:
+        """One like `weight`, which is on the meta device, with memory for this rank's part."""
+        return torch.empty_like(weight, device=self.home)
 
     def _is_shared(self, parameter: torch.nn.Parameter) -> bool:
         """Whether each rank holds a part; those in 8 bits are whole, and under zero1 and zero2 all frozen ones."""
@@ -346,10 +357,53 @@ class Offload(Sharded):
 
 
 class Infinity(Offload):
-    """Offload with AdamW's moments in a memory-mapped file; the kernel moves its pages between memory and disk.
+    """Offload with weights and moments in memory-mapped files; the kernel moves their pages to the disk and back.
 
-    The file loses its name as soon as it is mapped, so that nothing is left of it however the process ends.
+    A file loses its name as soon as it is mapped, so that nothing is left of it however the process ends. A copy for a
+    checkpoint would want the memory that this saves: the step waits until it is written.
     """
+
+    copies = False
+
+    def __init__(self, module: TokenLoss, world: World, config: Config):
+        self._places: dict[
+            int, tuple[FSDPParam, torch.Tensor]
+        ] = {}  # by the id of weights on the meta device
+        ones = module.parameters()
+        held = sum(one.numel() * (one.itemsize + 8 * one.requires_grad) for one in ones)
+        self._needs = held // world.size  # bytes on the disk, about
+        super().__init__(module, world, config)
+        self._places.clear()
+
+    def _offload(self) -> OffloadPolicy:
+        return CPUOffloadPolicy(pin_memory=False)  # which is memory that no disk can take over
+
+    def _place(self, part: FSDPModule) -> None:
+        ones = [one for group in part._get_fsdp_state()._fsdp_param_groups for one in group.fsdp_params]
+        sizes = [one.padded_sharded_param_size.numel() * one.sharded_param.dtype.itemsize for one in ones]
+        room = [-(-size // ALIGNED) * ALIGNED for size in sizes]
+        for one, size, piece in zip(ones, sizes, self._mapped(sum(room)).split(room), strict=True):
+            place = piece[:size].view(one.sharded_param.dtype)
+            if one.sharded_param.is_meta:  # to be read
+                self._places[id(one.sharded_param)] = one, place
+                continue
+            place.copy_(one._sharded_param_data)
+            own = one.sharded_param._local_tensor
+            one._sharded_param_data = place
+            one.sharded_param._local_tensor = place[: own.numel()].view_as(own)
+
+    def _memory(self, weight: DTensor) -> DTensor:
+        made = super()._memory(weight)
+        one, place = self._places.pop(id(weight))
+        own = made._local_tensor
+        one._sharded_param_data = place
+        made._local_tensor = place[: own.numel()].view_as(own)
+        return made
+
+    def _mapped(self, size: int) -> torch.Tensor:
+        """Zeros (size,) uint8 in a file of their own where the configuration says."""
+        folder = offload_folder(self.config) or self.world.environment.run_dir / "offload"
+        return self.world.together(lambda: _mapped(folder, f"rank-{self.world.rank}-", size, self._needs))
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
         if type(optimizer) is not torch.optim.AdamW:
@@ -357,11 +411,8 @@ class Infinity(Offload):
                 f"strategy infinity keeps AdamW's moments in files, in 32 bits; set optimizer to adamw, "
                 f"found {self.config.optimizer}"
             )
-        default = self.world.environment.run_dir / "offload"
         count = sum(part.numel() for part in self.trainable.values())
-        moments = self.world.together(
-            lambda: _mapped(offload_folder(self.config) or default, f"rank-{self.world.rank}-", 2 * count)
-        )
+        moments = self._mapped(2 * 4 * count).view(torch.float32)
         pieces = iter(moments.split([p.numel() for p in self.trainable.values() for _ in range(2)]))
         for part in self.trainable.values():
             optimizer.state[part] = {
@@ -378,17 +429,22 @@ def offload_folder(config: Config) -> Path | None:
     return expanded(config.offload_dir, "offload_dir: ")
 
 
-def _mapped(folder: Path, prefix: str, count: int) -> torch.Tensor:
-    """Zeros (count,) float32 in a file of its own in `folder`, whose name is gone; all of its space is taken now."""
+def _mapped(folder: Path, prefix: str, size: int, needs: int) -> torch.Tensor:
+    """Zeros (size,) uint8 in a file of its own in `folder`, whose name is gone; all of its space is taken now.
+
+    needs: bytes of all such files of this rank, which an error tells.
+    """
+    if not size:
+        return torch.zeros(0, dtype=torch.uint8)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=prefix) as file:
-            os.posix_fallocate(file.fileno(), 0, 4 * count)
-            return torch.from_file(file.name, shared=True, size=count)
+            os.posix_fallocate(file.fileno(), 0, size)
+            return torch.from_file(file.name, shared=True, size=size, dtype=torch.uint8)
     except OSError as error:
         raise TrainerError(
-            f"offload_dir: {folder}: {error.strerror}; this rank's moments need {4 * count >> 20} MiB there: "
-            "free some space, or set offload_dir to a disk that has it"
+            f"offload_dir: {folder}: {error.strerror}; weights and moments of this rank need {-(-needs >> 20)} MiB "
+            "there: free some space, or set offload_dir to a disk that has it"
         ) from None
 
 

@@ -1,0 +1,112 @@
+"""`trainer send`: what a run has told in metrics.jsonl to Weights & Biases or MLflow, from where its directory lies."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from trainer import sinks
+from trainer.data import read
+from trainer.errors import BadInput, TrainerError
+from trainer.metrics import BEGINS, FINAL
+
+
+def main(directory: Path, service: str) -> int:
+    """Give `service` (wandb, mlflow) the lines that it was not given before; sent-SERVICE.json has how far it got.
+
+    Raises BadInput where there is no run's directory or no such package, TrainerError where the service fails.
+    """
+    sinks.need(service, f"{service}: ")
+    lines, kept = directory / "metrics.jsonl", directory / f"sent-{service}.json"
+    if not lines.is_file():
+        raise BadInput(
+            f"{directory}: found no metrics.jsonl in it; expected a run's directory, such as runs/RUN of the checkout, "
+            "where train.yml puts it"
+        )
+    settings = _settings(directory)
+    name = str(settings.get("run") or directory.resolve().name)
+    begun = next((one["launch"] or one["begun"] for one in _records(lines) if one.get("begun")), "")
+    sent = _unless_gone_back(lines, _read(kept), begun)
+    number, last = sent, ""
+    if not any(True for _ in _records(lines, sent)):
+        print(f"run '{name}': {service} has all {sent} lines")
+        return 0
+    try:
+        if service == "wandb":
+            sink, close = sinks.wandb(name, directory, settings, begun)
+        else:
+            sink, close = sinks.mlflow(name, settings, begun)
+        for record in _records(lines, sent):
+            sink(record)
+            number, last = number + 1, record
+        close(_ended(directory))
+    except TrainerError:
+        raise
+    except Exception as error:  # whatever another's package may raise
+        text = " ".join(str(error).split())[:200]
+        raise TrainerError(
+            f"{service}: {type(error).__name__}: {text}; {number - sent} lines of {lines} were sent. Type this again "
+            "once that is cured: it goes on behind them"
+        ) from None
+    finally:
+        if last:
+            kept.write_text(json.dumps({"begun": begun, "lines": number, "last": _digest(last)}) + "\n")
+    print(f"run '{name}': {number - sent} lines sent to {service}")
+    return 0
+
+
+def _records(path: Path, skipped: int = 0) -> Iterator[dict]:
+    """The records of metrics.jsonl but for the first so many; a last one that is half there is not told yet."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            if number <= skipped or not line.endswith("\n"):
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            if not isinstance(record, dict) or not {"kind", "step", "time"} <= record.keys():
+                raise BadInput(
+                    f"{path}:{number}: expected an object with kind, step and time, found {line[:40]!r}; bring the "
+                    "run's results anew"
+                )
+            yield record
+
+
+def _settings(directory: Path) -> dict:
+    """The run's, with names of data and models as they were asked for: of its end, or as it began."""
+    settings = _read(directory / "summary.json").get("settings")
+    return settings if isinstance(settings, dict) else read.named(_read(directory / "config.yaml"))
+
+
+def _read(path: Path) -> dict:
+    """What a file in YAML or JSON has; nothing where it is not there, or no mapping."""
+    try:
+        found = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        found = {}
+    return found if isinstance(found, dict) else {}
+
+
+def _unless_gone_back(lines: Path, told: dict, begun: str) -> int:
+    """How many lines the service has: those that were sent, or where the run went back behind these, up to there."""
+    sent = told.get("lines", 0) if told.get("begun") == begun else 0
+    there = back = 0
+    for number, record in enumerate(_records(lines), 1):
+        if record.get("event") in BEGINS:
+            back = number - 1
+        if number == sent and _digest(record) == told.get("last"):
+            there = sent
+    return there or min(sent, back)
+
+
+def _digest(record: dict) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _ended(directory: Path) -> str:
+    """How the run ended; one that has not is sent on later, as one that was stopped."""
+    state = _read(directory / "status.json").get("state")
+    return state if state in FINAL else "stopped"
