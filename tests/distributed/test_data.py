@@ -178,3 +178,11 @@ def test_the_model_card_says_what_was_cut(material, tmp_path):
     assert said in (held / "model" / "README.md").read_text()
     said = f"{others} held-out documents were cut to 32 tokens; {lost:,} are lost"
     assert said in (held / "logs" / "rank-0.log").read_text()
+
+
+def test_fields_that_are_not_read_are_told_by_the_log_of_the_first_rank(material, tmp_path):
+    rows = [json.dumps({"text": "the ship sails on " * 20, "source": "a"})] * 9
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    ranks.run(tmp_path / "run", 1, material / "run.yaml", "steps=1", f"dataset={tmp_path}/a.jsonl")
+    said = (tmp_path / "run" / "node0" / "logs" / "rank-0.log").read_text()
+    assert "not read of the data: source\n" in said
