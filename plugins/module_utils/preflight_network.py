@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from host_runs import busy
 from preflight_base import FAIL, PASS, SKIP, WARN, Cluster, Said, blamed, check, named, odd, shown_pairs
+from rdma_ports import port_fault
 
 SLOWEST_FULL_TCP = 10_000  # Mbit/s; beyond it a processor, not the wire, may limit what TCP carries
 GIGABIT = 1000  # Mbit/s
@@ -277,7 +278,7 @@ def firewall(cluster: Cluster) -> Iterable[Said]:
 
 @check(
     "The RDMA ports are up",
-    "an ACTIVE port on each host of the group rdma; none idle that is ACTIVE on others; one rate",
+    "a port that can carry a run on each host of the group rdma, of one kind; none idle that others have; one rate",
     "InfiniBand Architecture: only then a subnet manager has set it up",
     True,
 )
@@ -287,21 +288,32 @@ def rdma(cluster: Cluster) -> Iterable[Said]:
         yield Said(SKIP, cluster.alive, "the group rdma is empty")
         return
     well = True
+    found = {host: cluster.facts[host]["survey"]["rdma"] for host in wanted}
+    good = {host: [one for one in ports if not port_fault(one)] for host, ports in found.items()}
     for host in wanted:
-        ports = cluster.facts[host]["survey"]["rdma"]
-        if any(one["state"] == "ACTIVE" for one in ports):
-            continue
+        if not good[host]:
+            well = False
+            yield Said(
+                FAIL, [host], _states(found[host]) or "no RDMA device", _cure_of(cluster, host, found[host])
+            )
+    kinds = {host: {one["layer"] for one in ports} for host, ports in good.items() if ports}
+    if kinds and not set.intersection(*kinds.values()):
         well = False
-        yield Said(FAIL, [host], _states(ports) or "no RDMA device", _cure_of(cluster, host, ports))
-    up = {h: [p["gbit"] for p in s["rdma"] if p["state"] == "ACTIVE"] for h, s in cluster.survey().items()}
+        told = "; ".join(f"{host} {' and '.join(sorted(layers))}" for host, layers in kinds.items())
+        cure = f"Have one kind on all; or a run on those alone that share one: {cluster.limits.train} -l"
+        yield Said(FAIL, list(kinds), f"ports of no common kind, so that a run goes by TCP: {told}", cure)
+    up = {host: [one["gbit"] for one in ports] for host, ports in good.items()}
     rates = {host: max(up[host]) for host in wanted if up[host]}
     slow = [host for host, rate in rates.items() if rate < max(rates.values())]
     most = max(len(up[host]) for host in wanted)
     for host in wanted:
-        idle = [one for one in cluster.facts[host]["survey"]["rdma"] if one["state"] != "ACTIVE"]
-        if idle and 0 < len(up[host]) < most:
+        idle = [one for one in found[host] if up[host] and one not in good[host]]
+        others = f", on others {most}" if len(up[host]) < most else ""
+        if not others:  # what has a cable, and is no slower, was meant to carry something
+            idle = [one for one in idle if one["state"] == "ACTIVE" and one["gbit"] >= max(up[host])]
+        if idle:
             well = False
-            text = f"{len(up[host])} ACTIVE, others {most}; {_states(idle)}"
+            text = f"{len(up[host])} can carry a run{others}; {_states(idle)}"
             yield Said(WARN, [host], text, _cure_of(cluster, host, idle))
     if slow:
         well = False
@@ -312,14 +324,16 @@ def rdma(cluster: Cluster) -> Iterable[Said]:
 
 
 def _states(ports: list[dict]) -> str:
-    return ", ".join(f"{one['device']}/{one['port']} {one['state']}" for one in ports)
+    """What was found of ports that can carry no run."""
+    return ", ".join(port_fault(one).partition("; expected ")[0] for one in ports)
 
 
 def _cure_of(cluster: Cluster, host: str, idle: list[dict]) -> str:
-    """What has these RDMA ports up."""
-    if any(one["state"] == "INIT" and one["layer"] == "InfiniBand" for one in idle):
-        return f"No subnet manager answers: have a host in the group opensm, and {cluster.site('rdma')}"
-    return "Plug the cable in, and load the card's driver: " + cluster.on([host], "rdma link show")
+    """What has these RDMA ports carry a run."""
+    if not idle:
+        return f"Load the card's driver: {cluster.on([host], 'rdma link show')}"
+    cures = dict.fromkeys(port_fault(one).partition("; expected ")[2] for one in idle)
+    return f"Expected {'; '.join(cures)}. Then {cluster.site('rdma', [host])}"
 
 
 @check(
@@ -341,7 +355,7 @@ def rdma_bandwidth(cluster: Cluster) -> Iterable[Said]:
         )
         return
     ports = {
-        host: max((one["gbit"] for one in survey["rdma"] if one["state"] == "ACTIVE"), default=0.0)
+        host: max((one["gbit"] for one in survey["rdma"] if not port_fault(one)), default=0.0)
         for host, survey in cluster.survey().items()
     }
 

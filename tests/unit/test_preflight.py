@@ -104,6 +104,12 @@ def survey(name, nodes):
                 "state": "ACTIVE",
                 "gbit": 100.0,
                 "layer": "InfiniBand",
+                "sm_lid": 1,
+                "driver": "mlx5_core",
+                "iwarp": False,
+                "interface": "",
+                "enabled": None,
+                "gids": [],
             }
         ],
         "client": "10.77.0.1",
@@ -118,6 +124,12 @@ def survey(name, nodes):
 def second_port(state):
     """A change: a host's first RDMA port has a like, in this state."""
     return lambda ports: [*ports, {**ports[0], "device": "mlx5_1", "state": state}]
+
+
+def roce(gids):
+    """A change: a host's RDMA ports are a card's on Ethernet, with these addresses (address, type)."""
+    given = [{"index": index, "address": text, "type": kind} for index, (text, kind) in enumerate(gids)]
+    return lambda ports: [{**one, "layer": "Ethernet", "interface": "ens1", "gids": given} for one in ports]
 
 
 def way(peer):
@@ -339,8 +351,11 @@ FAULTS = {
         "ways", FAIL, "node2", "A program took the port meanwhile", "node2 -b -a 'ip -brief address'",
     ),
     "open to a stranger": ([("node2", "outside", {"29500": "open", "40001": "closed"})], "firewall", FAIL, "node2", "29500 is open", "--tags firewall -l node2"),
-    "RDMA port down": ([("node2", "survey.rdma.0.state", "DOWN")], "rdma", FAIL, "node2", "mlx5_0/1 DOWN", "rdma link show"),
-    "RDMA port of two down": ([("node1", "survey.rdma", second_port("ACTIVE")), ("node2", "survey.rdma", second_port("DOWN"))], "rdma", WARN, "node2", "1 ACTIVE, others 2; mlx5_1/1 DOWN", "rdma link show"),
+    "RDMA port down": ([("node2", "survey.rdma.0.state", "DOWN")], "rdma", FAIL, "node2", "mlx5_0/1: found DOWN", "the cable"),
+    "RDMA port of two down": ([("node1", "survey.rdma", second_port("ACTIVE")), ("node2", "survey.rdma", second_port("DOWN"))], "rdma", WARN, "node2", "1 can carry a run, on others 2; mlx5_1/1: found DOWN", "the cable"),
+    "RDMA port that lost its address": ([(a, "survey.rdma", roce([("10.0.0.1", "RoCE v2")] if a != "node2" else [])) for a in NODES], "rdma", FAIL, "node2", "found no GID of type RoCE v2", "network_interfaces"),
+    "a second port that has a cable and no address": ([(a, "survey.rdma", lambda ports: [*ports, {**roce([])(ports)[0], "device": "mlx5_1"}]) for a in NODES[:1]], "rdma", WARN, "node1", "mlx5_1/1: found no GID", "network_interfaces"),
+    "InfiniBand here and RoCE there": ([("node2", "survey.rdma", roce([("10.0.0.1", "RoCE v2")]))], "rdma", FAIL, "node1 node2 node3", "node1 InfiniBand; node2 Ethernet", "-l"),
     "no subnet manager": ([("node2", "survey.rdma.0.state", "INIT")], "rdma", FAIL, "node2", "INIT", "--tags rdma"),
     "slow RDMA": ([("node1", "pairs.node2.rdma_gbit", 40.0), ("node3", "pairs.node2.rdma_gbit", 41.0)], "rdma_bandwidth", FAIL, "node2", "40.0 %", "rdma link show"),
 }  # fmt: skip
@@ -1071,7 +1086,10 @@ def test_ports_links_and_cards_are_read_from_sys(load_module, tmp_path):
             "layer": "InfiniBand",
             "guid": "",
             "sm_lid": 1,
+            "driver": "",
+            "iwarp": False,
             "interface": "",
+            "enabled": None,
             "mtu": None,
             "gids": [],
             "cards": [],
