@@ -106,6 +106,20 @@ def address(cluster: Cluster) -> Iterable[Said]:
             yield Said(
                 FAIL, [host], f"{own} on no interface; there are {there}", cluster.site("network", [host])
             )
+        links = {
+            one["name"]: [text.split("/")[0] for text in one["addresses"]] for one in survey["interfaces"]
+        }
+        link = held[host].get(own, "")
+        first = next((text for text in links.get(link, []) if ":" not in text), own)
+        if first != own:
+            well = False
+            yield Said(
+                WARN,
+                [host],
+                f"{own} is not the first address of {link}, by which gloo and NCCL go: that is {first}",
+                f"have {own} stand first there, or on an interface of its own: network_interfaces, "
+                f"{cluster.site('network', [host])}, and a reboot, which brings them into that order",
+            )
         for other in cluster.alive:
             if other != host and own in held[other]:
                 well = False

@@ -215,6 +215,7 @@ FAULTS = {
     "duplicate machine-id": ([("node2", "survey.machine_id", "id-of-node1")], "machine_id", FAIL, "node1 node2", "id-of-node1", "--tags identity"),
     "duplicate host key": ([("node3", "survey.host_keys", ["key-of-node1"])], "host_key", FAIL, "node1 node3", "same key", "'   then ssh-keygen -R for each of them here, and ansible-playbook -i inv site.yml --tags ssh_mesh"),
     "address on no interface": ([("node2", "survey.interfaces", [])], "address", FAIL, "node2", "on no interface", "--tags network -l node2"),
+    "another address before its own": ([("node2", "survey.interfaces", [{"name": "eth0", "enabled": True, "addresses": ["2001:db8::2/64", "203.0.113.5/24", "10.77.0.12/24"]}])], "address", WARN, "node2", "10.77.0.12 is not the first address of eth0, by which gloo and NCCL go: that is 203.0.113.5", "--tags network -l node2"),
     "a stranger with its address": ([("node2", "survey.strangers", ["02:00:00:00:00:09"])], "address", FAIL, "node2", "10.77.0.12 is another machine's, too, whose hardware address is 02:00:00:00:00:09", "--tags network -l node2"),
     "a peer with its address": (
         # Which the probe hears, too: the peer is named, and no stranger is looked for.
