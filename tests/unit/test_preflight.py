@@ -228,6 +228,13 @@ FAULTS = {
         [("node3", "survey.routes", {"10.77.0.11": {"dev": "wg0", "source": "10.9.0.3", "via": "", "error": ""}})],
         "route", FAIL, "node3", "by wg0 from 10.9.0.3", "ip route replace 10.77.0.11 dev eth0",
     ),
+    "a peer beyond its network, by another interface": (
+        [
+            ("node3", "survey.interfaces.0.addresses", ["10.77.0.13/32"]),
+            ("node3", "survey.routes", {"10.77.0.11": {"dev": "wlan0", "source": "192.168.9.3", "via": "192.168.9.1", "error": ""}}),
+        ],
+        "route", FAIL, "node3", "by wlan0 from 192.168.9.3", "10.77.0.11 is not in eth0's network, give it a route to it: routes in network_interfaces",
+    ),
     "overlapping subnets": (
         [("node1", "survey.interfaces", lambda old: [*old, {"name": "wlan0", "enabled": True, "addresses": ["10.77.0.99/24"]}])],
         "subnets", WARN, "node1", "wlan0", "ip address del 10.77.0.99/24 dev wlan0",
