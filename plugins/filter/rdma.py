@@ -42,7 +42,12 @@ def rdma_faults(survey: Mapping[str, Any], host: str) -> list[str]:
 def rdma_told(survey: Mapping[str, Any]) -> list[str]:
     """A line for each port that carries RDMA, and what would make it faster; of one that only seems to, why not."""
     seen = [(port, port_fault(port)) for port in survey["ports"]]
-    return [fault or _told(port) for port, fault in seen if not fault or port["state"] == "ACTIVE"]
+    shown = [
+        (port, fault)
+        for port, fault in seen
+        if not fault or (port["state"] == "ACTIVE" and not port["guests"])
+    ]
+    return [fault or _told(port) for port, fault in shown]
 
 
 def _name(port: Mapping[str, Any]) -> str:

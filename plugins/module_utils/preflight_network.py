@@ -307,7 +307,7 @@ def rdma(cluster: Cluster) -> Iterable[Said]:
     slow = [host for host, rate in rates.items() if rate < max(rates.values())]
     most = max(len(up[host]) for host in wanted)
     for host in wanted:
-        idle = [one for one in found[host] if up[host] and one not in good[host]]
+        idle = [one for one in found[host] if up[host] and one not in good[host] and not one["guests"]]
         others = f", on others {most}" if len(up[host]) < most else ""
         if not others:  # what has a cable, and is no slower, was meant to carry something
             idle = [one for one in idle if one["state"] == "ACTIVE" and one["gbit"] >= max(up[host])]

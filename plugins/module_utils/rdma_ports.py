@@ -39,7 +39,8 @@ def rdma_ports(root: str = "") -> list[dict]:
 
     {device, port, state (ACTIVE, INIT, DOWN, …), gbit, layer (InfiniBand, Ethernet), guid (of the port, 16 hexadecimal
     digits), sm_lid (of the subnet manager that set it up; 0: none, and none is needed on Ethernet), driver (the
-    card's, or ""), iwarp (whether it speaks that, and not RoCE), interface (on Ethernet that of its RoCE v2 address,
+    card's, or ""), guests (whether it is a virtual function's, which mostly is a guest's), iwarp (whether it speaks
+    that, and not RoCE), interface (on Ethernet that of its RoCE v2 address,
     else of its first, or ""), enabled (whether somebody set that up; None: not known), mtu (that interface's, bytes,
     or None), gids: [{index, type (RoCE v2, …), address (IPv4 or "")}], cards: [{interface, driver}] (below that
     interface, which may be a bond's or a VLAN's)}
@@ -61,6 +62,7 @@ def rdma_ports(root: str = "") -> list[dict]:
                 "guid": first[16:],
                 "sm_lid": int(lid, 0) if lid else 0,
                 "driver": _driver(device),
+                "guests": os.path.exists(f"{device}/device/physfn"),
                 "iwarp": "RNIC" in _read(f"{device}/node_type"),
                 "interface": interface,
                 "enabled": bool(int(flags, 0) & IFF_UP) if flags else None,

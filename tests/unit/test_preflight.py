@@ -106,6 +106,7 @@ def survey(name, nodes):
                 "layer": "InfiniBand",
                 "sm_lid": 1,
                 "driver": "mlx5_core",
+                "guests": False,
                 "iwarp": False,
                 "interface": "",
                 "enabled": None,
@@ -379,6 +380,9 @@ WELL = {
     ],
     "a desktop that holds next to nothing": [
         ("node1", "survey.gpu.processes", [{"gpu": 0, "pid": 9, "kind": "G", "name": "Xorg", "run": False}]),
+    ],
+    "a virtual function that waits for a guest": [
+        ("node1", "survey.rdma", lambda ports: [*ports, {**roce([])(ports)[0], "device": "mlx5_2", "guests": True}]),
     ],
     "a program's Xid of last week": [
         ("node3", "survey.gpu.xids", [{"bus": "0000:3b:00", "xid": 13, "text": "", "age": 604800.0}]),
@@ -1095,6 +1099,7 @@ def test_ports_links_and_cards_are_read_from_sys(load_module, tmp_path):
             "guid": "",
             "sm_lid": 1,
             "driver": "",
+            "guests": False,
             "iwarp": False,
             "interface": "",
             "enabled": None,
