@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
+from collections import Counter
 from collections.abc import Iterable
 
 from host_runs import busy
 from preflight_base import FAIL, PASS, SKIP, WARN, Cluster, Said, blamed, check, named, odd, shown_pairs
-from rdma_ports import port_fault
+from rdma_ports import port_fault, roce_gid
 
 SLOWEST_FULL_TCP = 10_000  # Mbit/s; beyond it a processor, not the wire, may limit what TCP carries
 GIGABIT = 1000  # Mbit/s
@@ -315,12 +317,44 @@ def rdma(cluster: Cluster) -> Iterable[Said]:
             well = False
             text = f"{len(up[host])} can carry a run{others}; {_states(idle)}"
             yield Said(WARN, [host], text, _cure_of(cluster, host, idle))
+    for host, lone in _lone(cluster, good).items():
+        well = False
+        yield Said(
+            WARN,
+            [host],
+            f"{', '.join(lone)}: in a network that no other host's ports are in, which NCCL may have them speak to",
+            "give them addresses in the others' network, or none; or name the other ports in NCCL_IB_HCA "
+            "(systemctl edit trainyard@.service there)",
+        )
     if slow:
         well = False
         text = f"{rates[slow[0]]:g} Gbit/s, others {max(rates.values()):g}"
         yield Said(WARN, slow, text, cluster.on(slow, "rdma link show") + "   then change the cable")
     if well:
         yield Said(PASS, wanted, f"ACTIVE at {min(rates.values()):g} Gbit/s or more")
+
+
+def _lone(cluster: Cluster, good: dict[str, list[dict]]) -> dict[str, list[str]]:
+    """By host the ports, with their networks, that no other host has a port in, beside one that all hosts have.
+
+    Where there is none that all have, each port may have a network of its own, and routers between them.
+    """
+    nets: dict[str, dict[str, ipaddress.IPv4Network]] = {}
+    for host, ports in good.items():
+        held = [text for one in cluster.facts[host]["survey"]["interfaces"] for text in one["addresses"]]
+        known = {str(one.ip): one.network for one in map(ipaddress.ip_interface, held)}
+        gids = {f"{one['device']}/{one['port']}": roce_gid(one) for one in ports}
+        nets[host] = {
+            name: known[gid["address"]] for name, gid in gids.items() if gid and gid["address"] in known
+        }
+    count = Counter(net for own in nets.values() for net in set(own.values()))
+    if len(nets) < 2 or len(nets) not in count.values():
+        return {}
+    lone = {
+        host: [f"{name} ({net})" for name, net in own.items() if count[net] == 1]
+        for host, own in nets.items()
+    }
+    return {host: names for host, names in lone.items() if names}
 
 
 def _states(ports: list[dict]) -> str:

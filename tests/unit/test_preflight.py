@@ -365,6 +365,14 @@ FAULTS = {
     "RDMA port that lost its address": ([(a, "survey.rdma", roce([("10.0.0.1", "RoCE v2")] if a != "node2" else [])) for a in NODES], "rdma", FAIL, "node2", "found no GID of type RoCE v2", "network_interfaces"),
     "a second port that has a cable and no address": ([(a, "survey.rdma", lambda ports: [*ports, {**roce([])(ports)[0], "device": "mlx5_1"}]) for a in NODES[:1]], "rdma", WARN, "node1", "mlx5_1/1: found no GID", "network_interfaces"),
     "InfiniBand here and RoCE there": ([("node2", "survey.rdma", roce([("10.0.0.1", "RoCE v2")]))], "rdma", FAIL, "node1 node2 node3", "node1 InfiniBand; node2 Ethernet", "-l"),
+    "RDMA port of a cable to somewhere else": (
+        [
+            *((a, "survey.rdma", roce([(ADDRESS[a], "RoCE v2")])) for a in NODES),
+            ("node2", "survey.interfaces", lambda old: [*old, {"name": "eth9", "enabled": True, "addresses": ["10.99.0.1/30"]}]),
+            ("node2", "survey.rdma", lambda ports: [*ports, {**roce([("10.99.0.1", "RoCE v2")])(ports)[0], "device": "mlx5_1"}]),
+        ],
+        "rdma", WARN, "node2", "mlx5_1/1 (10.99.0.0/30): in a network that no other host's ports are in", "NCCL_IB_HCA",
+    ),
     "no subnet manager": ([("node2", "survey.rdma.0.state", "INIT")], "rdma", FAIL, "node2", "INIT", "--tags rdma"),
     "slow RDMA": ([("node1", "pairs.node2.rdma_gbit", 40.0), ("node3", "pairs.node2.rdma_gbit", 41.0)], "rdma_bandwidth", FAIL, "node2", "40.0 %", "rdma link show"),
 }  # fmt: skip
@@ -380,6 +388,14 @@ WELL = {
     ],
     "a desktop that holds next to nothing": [
         ("node1", "survey.gpu.processes", [{"gpu": 0, "pid": 9, "kind": "G", "name": "Xorg", "run": False}]),
+    ],
+    "RoCE ports that routers join": [
+        (a, path, value)
+        for n, a in enumerate(NODES)
+        for path, value in (
+            ("survey.interfaces", lambda old, n=n: [*old, {"name": "eth9", "enabled": True, "addresses": [f"10.99.{n}.1/31"]}]),
+            ("survey.rdma", roce([(f"10.99.{n}.1", "RoCE v2")])),
+        )
     ],
     "a virtual function that waits for a guest": [
         ("node1", "survey.rdma", lambda ports: [*ports, {**roce([])(ports)[0], "device": "mlx5_2", "guests": True}]),
