@@ -21,7 +21,7 @@ from plugins.action import preflight_verdict
 from plugins.action.preflight_verdict import FAIL, SKIP, WARN, Cluster, Limits, findings
 from plugins.filter import nvidia_plan
 from plugins.filter import preflight as filters
-from plugins.module_utils import address_probe, echo, host_runs
+from plugins.module_utils import address_probe, echo, host_runs, host_survey
 
 # On the path only since the action was imported.
 import preflight_network  # isort: skip
@@ -1145,6 +1145,19 @@ def test_ports_links_and_cards_are_read_from_sys(load_module, tmp_path):
         (tmp_path / driver).mkdir()
         (card / "driver").symlink_to(tmp_path / driver)
     assert module.cards(root) == 2
+
+
+def test_an_address_that_a_host_gave_itself_is_one_that_it_holds(load_module):
+    """As two machines with a cable between them may have, which networkd marks as the link's own."""
+    given = [("169.254.3.4", 16, "link"), ("fe80::1", 64, "link"), ("10.0.0.1", 24, "global")]
+    link = {"ifname": "enp1s0f1np1", "flags": ["UP"], "mtu": 9000, "address": "02:00:00:00:00:01"}
+    link["addr_info"] = [
+        {"local": text, "prefixlen": length, "scope": scope} for text, length, scope in given
+    ]
+    (found,) = load_module("preflight_survey").links(lambda command: (0, json.dumps([link]), ""))
+    assert found["addresses"] == ["169.254.3.4/16", "10.0.0.1/24"]
+    (others,) = host_survey.interfaces(lambda command: (0, json.dumps([link]), ""))
+    assert others["addresses"] == ["10.0.0.1/24"]  # the role network is to give none such to a host
 
 
 def test_what_is_too_old_for_a_run_is_what_the_role_nvidia_leaves_out(load_module):
