@@ -202,26 +202,29 @@ class World:
         return group
 
     def _choose_rdma(self) -> str:
-        """Have NCCL go by the ports of one kind that all hosts have, and else by TCP; why, where some have ports then.
+        """Have NCCL go by the ports of one kind that all hosts have, and else by TCP.
 
+        Returns why by TCP, where some have ports, or are in the group rdma.
         It chooses for each rank by itself, and between two ways there is none. All ranks must call.
         """
+        asked = "TRAINYARD_RDMA" in os.environ and os.environ.get("NCCL_IB_DISABLE", "0") != "1"
         have: list[dict[str, float]] = []
-        for ports in self.gather(list(rdma_ports().values())):
+        found = self.gather([list(rdma_ports().values()), asked])
+        for ports, _ in found:
             have.append({})
             for kind, rate in ports:
                 have[-1][kind] = have[-1].get(kind, 0.0) + rate
         common = sorted(set.intersection(*map(set, have)))
         keep_nccl_to(max(common, key=lambda kind: min(rates[kind] for rates in have), default=""))
-        if common or not any(have):
+        if common or not (any(have) or any(asked for _, asked in found)):
             return ""
         where: dict[str, dict[str, None]] = {}
         for host, rates in zip(self.hosts, have, strict=True):
             where.setdefault(" and ".join(sorted(rates)) or "none", {})[host] = None
         told = "; ".join(f"{kinds} on {', '.join(hosts)}" for kinds, hosts in where.items())
         return (
-            f"RDMA is not used: found good ports of {told}; expected one kind that all hosts have (docs/rdma.md). See "
-            "there what playbooks/preflight.yml says of rdma"
+            f"RDMA is not used: found of ports that can carry a run {told}; expected one kind that all hosts have. See "
+            "docs/rdma.md, and what playbooks/preflight.yml says of rdma"
         )
 
     def layers(self) -> Layers | None:

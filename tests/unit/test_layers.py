@@ -185,7 +185,7 @@ def ports_of(monkeypatch, others):
     """What the ports' choice says, and the environment that NCCL gets, where other hosts have those ports."""
     made = World.__new__(World)
     made.hosts = [f"node{number}" for number in range(len(others) + 1)]
-    made.gather = lambda own: [own, *others]
+    made.gather = lambda own: [own, *([ports, False] for ports in others)]
     said = made._choose_rdma()
     return said, os.environ.get("NCCL_IB_HCA"), os.environ.get("NCCL_IB_DISABLE")
 
@@ -213,7 +213,7 @@ def test_where_all_have_both_kinds_the_faster_one_counts(port, monkeypatch):
 @pytest.mark.parametrize(
     ("others", "said"),
     [
-        ([[IB400], []], "found good ports of Ethernet on node0; InfiniBand on node1; none on node2"),
+        ([[IB400], []], "Ethernet on node0; InfiniBand on node1; none on node2; expected one kind"),
         (
             [[IB400], [IB400, ROCE100]],
             "Ethernet on node0; InfiniBand on node1; Ethernet and InfiniBand on node2",
@@ -231,6 +231,14 @@ def test_ports_that_can_carry_nothing_are_not_tried(port, monkeypatch):
     """NCCL would take them, as they are up, and end with an error."""
     port("iwp1s0", gids={})
     assert ports_of(monkeypatch, [[]]) == ("", None, "1")
+
+
+def test_hosts_of_the_group_rdma_that_all_lost_their_addresses_are_told_so(port, monkeypatch):
+    port("mlx5_0", gids=LOCAL)
+    monkeypatch.setenv("TRAINYARD_RDMA", "1")
+    said, *found = ports_of(monkeypatch, [[]])
+    assert "none on node0, node1; expected one kind" in said and found == [None, "1"]
+    assert ports_of(monkeypatch, [[]])[0] == ""  # by now NCCL_IB_DISABLE says that none is wanted
 
 
 def test_who_names_the_ports_is_obeyed(port, monkeypatch):

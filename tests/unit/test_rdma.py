@@ -487,10 +487,10 @@ def test_the_mark_is_that_of_the_scenario():
 @pytest.mark.parametrize(
     ("mode", "in_group", "marks"),
     [
-        ("lossy", True, {"NCCL_IB_TC": "106"}),
-        ("lossless", True, {"NCCL_IB_TC": "106"}),
-        ("none", True, {}),
-        (None, True, {}),
+        ("lossy", True, {"TRAINYARD_RDMA": "1", "NCCL_IB_TC": "106"}),
+        ("lossless", True, {"TRAINYARD_RDMA": "1", "NCCL_IB_TC": "106"}),
+        ("none", True, {"TRAINYARD_RDMA": "1"}),
+        (None, True, {"TRAINYARD_RDMA": "1"}),
         ("lossy", False, {}),
     ],
 )
