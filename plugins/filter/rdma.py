@@ -121,15 +121,15 @@ def _opensm(host: str, survey: Mapping[str, Any], place: int, foreign: set[str])
 def roce_ports(survey: Mapping[str, Any], asked: Mapping[str, Any] | None = None) -> list[dict]:
     """The ports on Ethernet, as the program roce-qos takes them: {device, port, interface}, one a card of a bond.
 
-    asked: as `roce_silent` has it; those that it names are left out.
+    asked: as `roce_silent` has it; those that it names are left out, and those of `roce_deaf`.
     """
-    silent = roce_silent(asked or {})
+    without = {*roce_silent(asked or {}), *roce_deaf(survey)}
     return [
         {"device": port["device"], "port": port["port"], "interface": card["interface"]}
         for port in survey["ports"]
         if port["layer"] == ETHERNET
         for card in port["cards"]
-        if card["interface"] not in silent
+        if card["interface"] not in without
     ]
 
 

@@ -100,6 +100,8 @@ def test_a_bonds_cards_get_the_class_and_not_the_bond(tmp_path):
     assert rdma_filter.roce_deaf(found) == []
     found["ports"][0]["cards"][1]["driver"] = "mlx4_core"
     assert rdma_filter.roce_deaf(found) == ["ens1f1np1"]
+    # As a ConnectX-3 for management beside a card that heeds its class: that one alone gets it.
+    assert [one["interface"] for one in rdma_filter.roce_ports(found)] == ["ens1f0np0"]
 
 
 def test_what_knows_no_classes_is_left_out_beside_what_does(tmp_path):
