@@ -30,6 +30,7 @@ AT_ONCE = 3.0  # seconds that an ending may take after a second Ctrl-C before th
 
 CACHE = "the cache of tokenised data, unless TRAINYARD_CACHE_DIR names another: "
 KEPT = "TRAINYARD_KEPT"  # there where this process is kept to its own
+INFINIBAND = Path("/sys/class/infiniband")
 BEGUN = "TRAINYARD_BEGUN"  # when the launcher was started, in seconds since 1970
 
 
@@ -168,20 +169,66 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def rdma(root: Path = Path("/sys/class/infiniband")) -> bool:
-    """Whether this host has an RDMA port that is up, and NCCL may use it.
+def rdma() -> bool:
+    """Whether this host has an RDMA port that NCCL may use, and that can carry a run."""
+    return bool(rdma_ports())
 
-    A port that goes while it is looked at is none: an error of one rank would be the others' lost peer.
+
+def rdma_ports() -> dict[str, tuple[str, float]]:
+    """This host's RDMA ports that can carry a run, as DEVICE:PORT: (InfiniBand or Ethernet, Gbit/s).
+
+    As the role rdma has it: up, and on Ethernet with an IPv4 address by RoCE v2, which iWARP has not; none without the
+    library by which NCCL has them. A port that goes while it is looked at is none: an error of one rank would be the
+    others' lost peer. Those that NCCL_IB_HCA names by itself are not judged.
     """
-    if os.environ.get("NCCL_IB_DISABLE", "0") == "1":
-        return False
-    states = glob.glob("*/ports/*/state", root_dir=root)  # Path.glob raises where a folder is gone by now
-    return any("ACTIVE" in _port_state(root / file) for file in states)
+    if os.environ.get("NCCL_IB_DISABLE", "0") == "1" or not _has_verbs():
+        return {}
+    found = {}
+    # Path.glob raises where a folder is gone by now.
+    for port in sorted(glob.glob("*/ports/*", root_dir=INFINIBAND)):
+        place, (device, _, number) = INFINIBAND / port, port.split("/")
+        kind, rate = _said(place / "link_layer"), _said(place / "rate").partition(" ")[0]
+        well = kind == "InfiniBand" or (
+            kind == "Ethernet" and ("NCCL_IB_HCA" in os.environ or _has_roce(place))
+        )
+        if well and _said(place / "state").endswith(" ACTIVE"):
+            found[f"{device}:{number}"] = kind, float(rate) if rate.replace(".", "", 1).isdigit() else 0.0
+    return found
 
 
-def _port_state(file: Path) -> str:
+def keep_nccl_to(kind: str) -> None:
+    """Have NCCL take this host's good RDMA ports of one kind, or none where that is "".
+
+    By itself it takes every port that is up, also one without an address, and those of both kinds.
+    """
+    if not kind:
+        os.environ["NCCL_IB_DISABLE"] = "1"
+    elif "NCCL_IB_HCA" not in os.environ:
+        names = [name for name, (one, _) in rdma_ports().items() if one == kind]
+        os.environ["NCCL_IB_HCA"] = f"={','.join(names)}"
+
+
+def _has_verbs() -> bool:
     try:
-        return file.read_text()
+        ctypes.CDLL("libibverbs.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _has_roce(port: Path) -> bool:
+    """Whether a port on Ethernet has an IPv4 address by RoCE v2."""
+    mapped = "0000:0000:0000:0000:0000:ffff:"
+    return any(
+        _said(port / "gids" / index).startswith(mapped)
+        and _said(port / "gid_attrs/types" / index) == "RoCE v2"
+        for index in glob.glob("*", root_dir=port / "gids")
+    )
+
+
+def _said(file: Path) -> str:
+    try:
+        return file.read_text().strip()
     except OSError:
         return ""
 

@@ -120,6 +120,8 @@ class Recorder:
         self.show(state="running", step=run.progress.step, steps=run.steps, **cleared, **resumed)
         if run.world.idle_cards:
             self._warn("cards", run.world.idle_cards)
+        if run.world.idle_rdma:
+            self._warn("rdma", run.world.idle_rdma)
         if idle := idle_keys(run.config):
             self._warn("idle", idle)
         if run.world.size > 1 and (cut := cut_rounds(run.config, run.steps, epoch_steps(run))):

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from trainer import __version__, cards, errors, waiting
 from trainer.config import Config
-from trainer.environment import Environment, rdma
+from trainer.environment import Environment, keep_nccl_to, rdma, rdma_ports
 
 FEWER_CARDS = (
     "hosts of this run are one machine with fewer GPUs than they have processes, so that all compute on the CPU; with "
@@ -112,6 +112,7 @@ class World:
             values = [json.dumps(one["settings"].get(key)) for one in everyone]
             self.same(f"setting {key}", values, "give every host the same configuration")
         self.idle_cards = self.together(lambda: _idle_cards(config, trains))  # why, for the run's warning
+        self.idle_rdma = ""  # likewise, of ports
         found = [(one["node"], *one["cards"]) for one in everyone]
         self.devices = self.together(lambda: _devices(config, environment, found))
         self.device = self.devices[0]
@@ -125,10 +126,7 @@ class World:
         self.same("kind of device", [one for one, *_ in told], cure)
         self.alike = all(kinds == told[0] for kinds in told)
         if self.size > 1 and self.device.type == "cuda":
-            have = self.gather(rdma())
-            if any(have) and not all(have):
-                # NCCL chooses for each rank by itself, and between two ways there is none.
-                os.environ["NCCL_IB_DISABLE"] = "1"
+            self.idle_rdma = self._choose_rdma()
             with translated(self):
                 self.training = dist.new_group(backend="nccl", timeout=timeout, group_desc="training")
                 self._meet(self.training)
@@ -202,6 +200,32 @@ class World:
         # Where ranks connect late, it is to work without the first launcher's store, too.
         self.gather(None, group)
         return group
+
+    def _choose_rdma(self) -> str:
+        """Have NCCL go by the ports of one kind that all hosts have, and else by TCP.
+
+        Returns why by TCP, where some have ports, or are in the group rdma.
+        It chooses for each rank by itself, and between two ways there is none. All ranks must call.
+        """
+        asked = "TRAINYARD_RDMA" in os.environ and os.environ.get("NCCL_IB_DISABLE", "0") != "1"
+        have: list[dict[str, float]] = []
+        found = self.gather([list(rdma_ports().values()), asked])
+        for ports, _ in found:
+            have.append({})
+            for kind, rate in ports:
+                have[-1][kind] = have[-1].get(kind, 0.0) + rate
+        common = sorted(set.intersection(*map(set, have)))
+        keep_nccl_to(max(common, key=lambda kind: min(rates[kind] for rates in have), default=""))
+        if common or not (any(have) or any(asked for _, asked in found)):
+            return ""
+        where: dict[str, dict[str, None]] = {}
+        for host, rates in zip(self.hosts, have, strict=True):
+            where.setdefault(" and ".join(sorted(rates)) or "none", {})[host] = None
+        told = "; ".join(f"{kinds} on {', '.join(hosts)}" for kinds, hosts in where.items())
+        return (
+            f"RDMA is not used: found of ports that can carry a run {told}; expected one kind that all hosts have. See "
+            "docs/rdma.md, and what playbooks/preflight.yml says of rdma"
+        )
 
     def layers(self) -> Layers | None:
         """How to sum inside hosts first; None where all ranks are one row: each alone on its host, or all on one.

@@ -54,7 +54,18 @@ table inet trainyard {{
 }}
 """
 # The interfaces of containers and virtual machines on the host itself, by the names that their programs give them.
-INSIDE = ("docker*", "br-*", "podman*", "cni*", "cali*", "virbr*", "lxdbr*", "incusbr*")
+INSIDE = (
+    *(
+        "docker*",
+        "br-*",
+        "podman*",
+        "cni*",
+        "cali*",
+        "cilium*",
+        "lxc*",
+    ),  # the last are LXC's bridge and Cilium's pods'
+    *("virbr*", "lxdbr*", "incusbr*", "mpqemubr*", "vboxnet*", "vmnet*", "waydroid*", "ve-*", "vz-*"),
+)
 # What libvirt's, LXD's and Docker's guests ask the host for before they have an address to be let in by: DHCP and DNS.
 SERVED = ("udp dport { 53, 67, 547 }", "tcp dport 53")
 # Questions for names in .local, which the host itself answers: where the controller knows it by such a name alone, it

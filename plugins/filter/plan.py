@@ -400,6 +400,12 @@ def run_problems(
                 f"{host}: no interface holds its cluster address {fact['address']} (there are: {links}); "
                 "correct cluster_address in the inventory, or run site.yml to set the address"
             )
+        elif len(facts) > 1 and fact["interface"] == "lo" and not fact["address"].startswith("127."):
+            problems.append(
+                f"{host}: lo holds its cluster address {fact['address']}; expected another interface, since gloo and "
+                "NCCL would listen on the first address of lo, 127.0.0.1. Give it to one, such as a bridge without "
+                "members (network_interfaces), or set cluster_address to one that a card has"
+            )
         if fact["free_bytes"] < need_bytes - fact["brought_bytes"]:
             problems.append(
                 f"{host}: {_gigabytes(fact['free_bytes'])} free below {fact['run_dir'].rsplit('/runs/', 1)[0]}, "

@@ -5,11 +5,15 @@ Pure functions: nothing here reads a file or talks to a host.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-INFINIBAND, ETHERNET = "InfiniBand", "Ethernet"
-ROCE_V2 = "RoCE v2"
+sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
+
+from rdma_ports import ETHERNET, INFINIBAND, OMNI_PATH, port_fault, roce_gid
+
 LARGEST = 4096  # bytes that RDMA sends at a time, at most
 JUMBO = 4200  # bytes of an interface's MTU that hold them with their headers
 
@@ -26,55 +30,34 @@ def rdma_faults(survey: Mapping[str, Any], host: str) -> list[str]:
             "`lspci -nn | grep -iE 'mellanox|infiniband|ethernet'` and `dmesg | grep -iE 'mlx|bnxt|irdma'`; or take "
             "the host out of the group"
         ]
-    faults = [_fault(port, host) for port in ports]
-    return [] if "" in faults else faults
+    faults = [port_fault(port) for port in ports]
+    if "" in faults:
+        return []
+    return [
+        *(f"{host}: {fault}" for fault in faults),
+        f"{host}: or take it out of the group rdma, to train over TCP",
+    ]
 
 
 def rdma_told(survey: Mapping[str, Any]) -> list[str]:
-    """A line for each port that carries RDMA, and what would make it faster."""
-    return [_told(port) for port in survey["ports"] if not _fault(port, "")]
+    """A line for each port that carries RDMA, and what would make it faster; of one that only seems to, why not."""
+    seen = [(port, port_fault(port)) for port in survey["ports"]]
+    shown = [
+        (port, fault)
+        for port, fault in seen
+        if not fault or (port["state"] == "ACTIVE" and not port["guests"])
+    ]
+    return [fault or _told(port) for port, fault in shown]
 
 
 def _name(port: Mapping[str, Any]) -> str:
     return f"{port['device']}/{port['port']}"
 
 
-def _fault(port: Mapping[str, Any], host: str) -> str:
-    """Why a port cannot carry RDMA; empty if it can."""
-    where = f"{host}: {_name(port)}"
-    if port["layer"] == INFINIBAND and port["state"] in ("INIT", "ARMED"):
-        return (
-            f"{where}: found {port['state']}, no subnet manager; expected ACTIVE. A switch runs one, or a host of the "
-            "group opensm: put one or two hosts that have InfiniBand ports there"
-        )
-    if port["state"] != "ACTIVE":
-        on = f" of {port['interface']}" if port["interface"] else ""
-        state = port["state"] or "no state"
-        return f"{where}: found {state}; expected ACTIVE. Look at the cable{on} and the switch's port"
-    if port["layer"] not in (INFINIBAND, ETHERNET):
-        return (
-            f"{where}: found a link layer of {port['layer'] or 'no name'}; expected InfiniBand or Ethernet, the ones "
-            "that NCCL drives here. Take the host out of the group rdma: it then trains over TCP"
-        )
-    if port["layer"] == INFINIBAND and not port["sm_lid"]:
-        return f"{where}: found sm_lid 0; expected that of a subnet manager. See there `sminfo -C {port['device']}`"
-    if port["layer"] == ETHERNET and not _roce(port):
-        return (
-            f"{where}: found no GID of type RoCE v2 with an IPv4 address; expected one, which comes with the address "
-            f"of {port['interface'] or 'its interface'}. Give it one by network_interfaces"
-        )
-    return ""
-
-
-def _roce(port: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The GID by which RoCE v2 is routed: the one of an IPv4 address."""
-    return next((gid for gid in port["gids"] if gid["type"] == ROCE_V2 and gid["address"]), None)
-
-
 def _told(port: Mapping[str, Any]) -> str:
     if port["layer"] == INFINIBAND:
         return f"{_name(port)}: InfiniBand, ACTIVE at {port['gbit']:g} Gbit/s"
-    gid = _roce(port)
+    gid = roce_gid(port)
     where = f"{port['interface']} ({gid['address']}, GID {gid['index']})"
     text = f"{_name(port)}: RoCE v2 over {where}, {port['gbit']:g} Gbit/s"
     if port["mtu"] and port["mtu"] < JUMBO:
@@ -111,12 +94,16 @@ def opensm_plan(
 
 def _opensm(host: str, survey: Mapping[str, Any], place: int, foreign: set[str]) -> dict:
     plan: dict[str, Any] = {"guids": [], "ports": {}, "priority": 15 - place, "skip": "", "problem": ""}
-    ports = [port for port in survey["ports"] if port["layer"] == INFINIBAND]
+    ports = [port for port in survey["ports"] if port["layer"] == INFINIBAND and port["driver"] != OMNI_PATH]
     if not ports:
-        found = ", ".join(f"{_name(port)} is {port['layer']}" for port in survey["ports"]) or "no RDMA device"
+        kinds = [
+            (_name(one), "Omni-Path" if one["driver"] == OMNI_PATH else one["layer"])
+            for one in survey["ports"]
+        ]
+        found = ", ".join(f"{name} is {kind}" for name, kind in kinds) or "no RDMA device"
         plan["problem"] = (
             f"{host}: opensm: found {found}; expected an InfiniBand port. OpenSM manages InfiniBand; RoCE has no "
-            "subnet manager, and needs none. Take the host out of the group opensm"
+            "subnet manager, and needs none, and Omni-Path has its own. Take the host out of the group opensm"
         )
     elif foreign:
         plan["skip"] = (
@@ -134,15 +121,15 @@ def _opensm(host: str, survey: Mapping[str, Any], place: int, foreign: set[str])
 def roce_ports(survey: Mapping[str, Any], asked: Mapping[str, Any] | None = None) -> list[dict]:
     """The ports on Ethernet, as the program roce-qos takes them: {device, port, interface}, one a card of a bond.
 
-    asked: as `roce_silent` has it; those that it names are left out.
+    asked: as `roce_silent` has it; those that it names are left out, and those of `roce_deaf`.
     """
-    silent = roce_silent(asked or {})
+    without = {*roce_silent(asked or {}), *roce_deaf(survey)}
     return [
         {"device": port["device"], "port": port["port"], "interface": card["interface"]}
         for port in survey["ports"]
         if port["layer"] == ETHERNET
         for card in port["cards"]
-        if card["interface"] not in silent
+        if card["interface"] not in without
     ]
 
 

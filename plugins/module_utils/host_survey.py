@@ -15,7 +15,7 @@ import time
 SIOCETHTOOL, ETHTOOL_GDRVINFO = 0x8946, 3  # linux/sockios.h, linux/ethtool.h
 
 
-def interfaces(run_command):
+def interfaces(run_command, link_local=False):
     """[{name, altnames, mac, link_type, kind, master, driver, enabled, up, mtu, mtu_range, addresses: [CIDR],
     dynamic: [CIDR]}] without loopback.
 
@@ -23,7 +23,7 @@ def interfaces(run_command):
     kind is None for a wired card, wlan for a wireless one, else the virtual device's; master: the bond or bridge that
     has it in, or None; driver None where none says its name; enabled: somebody set it up; up: there is a carrier, too;
     mtu_range: [least, most] that it takes, 0 where that is not known; dynamic: those of the addresses that a router or
-    a lease gave for a while.
+    a lease gave for a while. link_local: with the IPv4 addresses, too, that it gave itself (169.254.…).
     """
     rc, out, err = run_command(["ip", "-json", "-details", "address", "show"])
     if rc:
@@ -36,6 +36,7 @@ def interfaces(run_command):
             f"{address['local']}/{address['prefixlen']}": bool(address.get("dynamic"))
             for address in link["addr_info"]
             if address["scope"] == "global"
+            or (link_local and address["scope"] == "link" and ":" not in address["local"])
         }
         wireless = os.path.exists(f"/sys/class/net/{link['ifname']}/phy80211")
         found.append(

@@ -106,6 +106,20 @@ def address(cluster: Cluster) -> Iterable[Said]:
             yield Said(
                 FAIL, [host], f"{own} on no interface; there are {there}", cluster.site("network", [host])
             )
+        links = {
+            one["name"]: [text.split("/")[0] for text in one["addresses"]] for one in survey["interfaces"]
+        }
+        link = held[host].get(own, "")
+        first = next((text for text in links.get(link, []) if ":" not in text), own)
+        if first != own:
+            well = False
+            yield Said(
+                WARN,
+                [host],
+                f"{own} is not the first address of {link}, by which gloo and NCCL go: that is {first}",
+                f"have {own} stand first there, or on an interface of its own: network_interfaces, "
+                f"{cluster.site('network', [host])}, and a reboot, which brings them into that order",
+            )
         for other in cluster.alive:
             if other != host and own in held[other]:
                 well = False
@@ -178,12 +192,15 @@ def route(cluster: Cluster) -> Iterable[Said]:
         if bad:
             well = False
             text = f"the way to {', '.join(words for _, words in bad[:3])}; expected {interface} from {own}"
-            yield Said(
-                FAIL,
-                [host],
-                text,
-                cluster.on([host], f"ip route replace {bad[0][0]} dev {interface} src {own}"),
-            )
+            held = [ipaddress.ip_interface(text) for one in survey["interfaces"] for text in one["addresses"]]
+            peer, *_ = bad[0]
+            cure = cluster.on([host], f"ip route replace {peer} dev {interface} src {own}")
+            if not any(str(one.ip) == own and ipaddress.ip_address(peer) in one.network for one in held):
+                cure = (
+                    f"{cluster.on([host], f'ip route get {peer}')}   and, as {peer} is not in {interface}'s network, "
+                    f"give it a route to it: routes in network_interfaces, and {cluster.site('network', [host])}"
+                )
+            yield Said(FAIL, [host], text, cure)
     if well:
         yield Said(PASS, cluster.alive, "each by its own interface")
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
+from collections import Counter
 from collections.abc import Iterable
 
 from host_runs import busy
 from preflight_base import FAIL, PASS, SKIP, WARN, Cluster, Said, blamed, check, named, odd, shown_pairs
+from rdma_ports import port_fault, roce_gid
 
 SLOWEST_FULL_TCP = 10_000  # Mbit/s; beyond it a processor, not the wire, may limit what TCP carries
 GIGABIT = 1000  # Mbit/s
@@ -277,7 +280,7 @@ def firewall(cluster: Cluster) -> Iterable[Said]:
 
 @check(
     "The RDMA ports are up",
-    "an ACTIVE port on each host of the group rdma; none idle that is ACTIVE on others; one rate",
+    "a port that can carry a run on each host of the group rdma, of one kind; none idle that others have; one rate",
     "InfiniBand Architecture: only then a subnet manager has set it up",
     True,
 )
@@ -287,22 +290,42 @@ def rdma(cluster: Cluster) -> Iterable[Said]:
         yield Said(SKIP, cluster.alive, "the group rdma is empty")
         return
     well = True
+    found = {host: cluster.facts[host]["survey"]["rdma"] for host in wanted}
+    good = {host: [one for one in ports if not port_fault(one)] for host, ports in found.items()}
     for host in wanted:
-        ports = cluster.facts[host]["survey"]["rdma"]
-        if any(one["state"] == "ACTIVE" for one in ports):
-            continue
+        if not good[host]:
+            well = False
+            yield Said(
+                FAIL, [host], _states(found[host]) or "no RDMA device", _cure_of(cluster, host, found[host])
+            )
+    kinds = {host: {one["layer"] for one in ports} for host, ports in good.items() if ports}
+    if kinds and not set.intersection(*kinds.values()):
         well = False
-        yield Said(FAIL, [host], _states(ports) or "no RDMA device", _cure_of(cluster, host, ports))
-    up = {h: [p["gbit"] for p in s["rdma"] if p["state"] == "ACTIVE"] for h, s in cluster.survey().items()}
+        told = "; ".join(f"{host} {' and '.join(sorted(layers))}" for host, layers in kinds.items())
+        cure = f"Have one kind on all; or a run on those alone that share one: {cluster.limits.train} -l"
+        yield Said(FAIL, list(kinds), f"ports of no common kind, so that a run goes by TCP: {told}", cure)
+    up = {host: [one["gbit"] for one in ports] for host, ports in good.items()}
     rates = {host: max(up[host]) for host in wanted if up[host]}
     slow = [host for host, rate in rates.items() if rate < max(rates.values())]
     most = max(len(up[host]) for host in wanted)
     for host in wanted:
-        idle = [one for one in cluster.facts[host]["survey"]["rdma"] if one["state"] != "ACTIVE"]
-        if idle and 0 < len(up[host]) < most:
+        idle = [one for one in found[host] if up[host] and one not in good[host] and not one["guests"]]
+        others = f", on others {most}" if len(up[host]) < most else ""
+        if not others:  # what has a cable, and is no slower, was meant to carry something
+            idle = [one for one in idle if one["state"] == "ACTIVE" and one["gbit"] >= max(up[host])]
+        if idle:
             well = False
-            text = f"{len(up[host])} ACTIVE, others {most}; {_states(idle)}"
+            text = f"{len(up[host])} can carry a run{others}; {_states(idle)}"
             yield Said(WARN, [host], text, _cure_of(cluster, host, idle))
+    for host, lone in _lone(cluster, good).items():
+        well = False
+        yield Said(
+            WARN,
+            [host],
+            f"{', '.join(lone)}: in a network that no other host's ports are in, which NCCL may have them speak to",
+            "give them addresses in the others' network, or none; or name the other ports in NCCL_IB_HCA "
+            "(systemctl edit trainyard@.service there)",
+        )
     if slow:
         well = False
         text = f"{rates[slow[0]]:g} Gbit/s, others {max(rates.values()):g}"
@@ -311,15 +334,40 @@ def rdma(cluster: Cluster) -> Iterable[Said]:
         yield Said(PASS, wanted, f"ACTIVE at {min(rates.values()):g} Gbit/s or more")
 
 
+def _lone(cluster: Cluster, good: dict[str, list[dict]]) -> dict[str, list[str]]:
+    """By host the ports, with their networks, that no other host has a port in, beside one that all hosts have.
+
+    Where there is none that all have, each port may have a network of its own, and routers between them.
+    """
+    nets: dict[str, dict[str, ipaddress.IPv4Network]] = {}
+    for host, ports in good.items():
+        held = [text for one in cluster.facts[host]["survey"]["interfaces"] for text in one["addresses"]]
+        known = {str(one.ip): one.network for one in map(ipaddress.ip_interface, held)}
+        gids = {f"{one['device']}/{one['port']}": roce_gid(one) for one in ports}
+        nets[host] = {
+            name: known[gid["address"]] for name, gid in gids.items() if gid and gid["address"] in known
+        }
+    count = Counter(net for own in nets.values() for net in set(own.values()))
+    if len(nets) < 2 or len(nets) not in count.values():
+        return {}
+    lone = {
+        host: [f"{name} ({net})" for name, net in own.items() if count[net] == 1]
+        for host, own in nets.items()
+    }
+    return {host: names for host, names in lone.items() if names}
+
+
 def _states(ports: list[dict]) -> str:
-    return ", ".join(f"{one['device']}/{one['port']} {one['state']}" for one in ports)
+    """What was found of ports that can carry no run."""
+    return ", ".join(port_fault(one).partition("; expected ")[0] for one in ports)
 
 
 def _cure_of(cluster: Cluster, host: str, idle: list[dict]) -> str:
-    """What has these RDMA ports up."""
-    if any(one["state"] == "INIT" and one["layer"] == "InfiniBand" for one in idle):
-        return f"No subnet manager answers: have a host in the group opensm, and {cluster.site('rdma')}"
-    return "Plug the cable in, and load the card's driver: " + cluster.on([host], "rdma link show")
+    """What has these RDMA ports carry a run."""
+    if not idle:
+        return f"Load the card's driver: {cluster.on([host], 'rdma link show')}"
+    cures = dict.fromkeys(port_fault(one).partition("; expected ")[2] for one in idle)
+    return f"Expected {'; '.join(cures)}. Then {cluster.site('rdma', [host])}"
 
 
 @check(
@@ -341,7 +389,7 @@ def rdma_bandwidth(cluster: Cluster) -> Iterable[Said]:
         )
         return
     ports = {
-        host: max((one["gbit"] for one in survey["rdma"] if one["state"] == "ACTIVE"), default=0.0)
+        host: max((one["gbit"] for one in survey["rdma"] if not port_fault(one)), default=0.0)
         for host, survey in cluster.survey().items()
     }
 

@@ -1,4 +1,4 @@
-"""What /sys says of a host's RDMA ports: InfiniBand's, and those of network cards that speak RoCE."""
+"""What /sys says of a host's RDMA ports, InfiniBand's and those of network cards, and which can carry a run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import os
 import re
 
 INFINIBAND, ETHERNET = "InfiniBand", "Ethernet"
+ROCE_V2 = "RoCE v2"
+OMNI_PATH = "hfi1"  # whose ports call themselves InfiniBand's
+IFF_UP = 1  # linux/if.h
 RATE = re.compile(r"[\d.]+")
 # Counters of a bad cable or a full buffer, as InfiniBand's standard names them; and of packets that RDMA sent again, by
 # the names of several drivers (mlx5, bnxt_re, rxe, …): some of those say nothing.
@@ -35,31 +38,41 @@ def rdma_ports(root: str = "") -> list[dict]:
     """Every RDMA port below `root`/sys, by device and number.
 
     {device, port, state (ACTIVE, INIT, DOWN, …), gbit, layer (InfiniBand, Ethernet), guid (of the port, 16 hexadecimal
-    digits), sm_lid (of the subnet manager that set it up; 0: none, and none is needed on Ethernet), interface (whose
-    port it is on Ethernet, or ""), mtu (that interface's, bytes, or None), gids: [{index, type (RoCE v2, …), address
-    (IPv4 or "")}], cards: [{interface, driver}] (below that interface, which may be a bond's or a VLAN's)}
+    digits), sm_lid (of the subnet manager that set it up; 0: none, and none is needed on Ethernet), driver (the
+    card's, or ""), guests (whether it is a virtual function's, which mostly is a guest's), iwarp (whether it speaks
+    that, and not RoCE), interface (on Ethernet that of its RoCE v2 address,
+    else of its first, or ""), enabled (whether somebody set that up; None: not known), mtu (that interface's, bytes,
+    or None), gids: [{index, type (RoCE v2, …), address (IPv4 or "")}], cards: [{interface, driver}] (below that
+    interface, which may be a bond's or a VLAN's)}
     """
     found = []
     for path in sorted(glob.glob(f"{root}/sys/class/infiniband/*/ports/*")):
         rate, lid = RATE.match(_read(f"{path}/rate")), _read(f"{path}/sm_lid")
         gids, interface = _gids(path)
+        device = path.rpartition("/ports/")[0]
         first = _read(f"{path}/gids/0").replace(":", "")
+        flags = _read(f"{root}/sys/class/net/{interface}/flags") if interface else ""
         found.append(
             {
-                "device": path.split("/")[-3],
+                "device": os.path.basename(device),
                 "port": int(os.path.basename(path)),
                 "state": _read(f"{path}/state").partition(":")[2].strip(),
                 "gbit": float(rate[0]) if rate else 0.0,
                 "layer": _read(f"{path}/link_layer"),
                 "guid": first[16:],
                 "sm_lid": int(lid, 0) if lid else 0,
+                "driver": _driver(device),
+                "guests": os.path.exists(f"{device}/device/physfn"),
+                "iwarp": "RNIC" in _read(f"{device}/node_type"),
                 "interface": interface,
+                "enabled": bool(int(flags, 0) & IFF_UP) if flags else None,
                 "mtu": int(_read(f"{root}/sys/class/net/{interface}/mtu") or 0) or None
                 if interface
                 else None,
                 "gids": gids,
                 "cards": [
-                    {"interface": card, "driver": _driver(root, card)} for card in _cards(root, interface)
+                    {"interface": card, "driver": _driver(f"{root}/sys/class/net/{card}")}
+                    for card in _cards(root, interface)
                 ],
             }
         )
@@ -74,8 +87,8 @@ def _cards(root: str, interface: str) -> list[str]:
     return list(dict.fromkeys(found)) or ([interface] if interface else [])
 
 
-def _driver(root: str, interface: str) -> str:
-    path = f"{root}/sys/class/net/{interface}/device/driver"
+def _driver(place: str) -> str:
+    path = f"{place}/device/driver"
     return os.path.basename(os.path.realpath(path)) if os.path.exists(path) else ""
 
 
@@ -94,29 +107,84 @@ def rdma_counters(root: str = "") -> dict[str, dict[str, int]]:
     return found
 
 
+def roce_gid(port: dict) -> dict | None:
+    """The GID by which RoCE v2 is routed: the one of an IPv4 address."""
+    return next((gid for gid in port["gids"] if gid["type"] == ROCE_V2 and gid["address"]), None)
+
+
+def port_fault(port: dict) -> str:
+    """Why a port of rdma_ports' cannot carry a run, with the cure; "" if it can."""
+    where, interface = f"{port['device']}/{port['port']}", port["interface"]
+    if port["layer"] == INFINIBAND and port["state"] in ("INIT", "ARMED"):
+        if port["driver"] == OMNI_PATH:
+            return f"{where}: found {port['state']}; expected ACTIVE. Omni-Path's own fabric manager (opafm) sets it up"
+        return (
+            f"{where}: found {port['state']}, no subnet manager; expected ACTIVE. A switch runs one, or a host of the "
+            "group opensm: put one or two hosts that have InfiniBand ports there"
+        )
+    if port["state"] != "ACTIVE" and port["enabled"] is False:
+        return (
+            f"{where}: found {port['state'] or 'no state'}, since nobody set up its interface {interface}; expected "
+            f"ACTIVE. Give {interface} an address by network_interfaces, which sets it up"
+        )
+    if port["state"] != "ACTIVE":
+        on = f" of {interface}" if interface else ""
+        state = port["state"] or "no state"
+        return f"{where}: found {state}; expected ACTIVE. Look at the cable{on} and the switch's port"
+    if port["layer"] not in (INFINIBAND, ETHERNET):
+        return (
+            f"{where}: found a link layer of {port['layer'] or 'no name'}; expected InfiniBand or Ethernet, the ones "
+            "that NCCL drives here"
+        )
+    if port["layer"] == INFINIBAND and not port["sm_lid"]:
+        return f"{where}: found sm_lid 0; expected that of a subnet manager. See there `sminfo -C {port['device']}`"
+    if port["layer"] == ETHERNET and port["iwarp"]:
+        cure = ""
+        if port["driver"] == "ice":
+            cure = (
+                ". There set enable_iwarp to false and then enable_roce to true (devlink dev param set pci/0000:… name "
+                "enable_iwarp value false cmode runtime)"
+            )
+        return f"{where}: found iWARP; expected RoCE, the way that NCCL goes on Ethernet{cure}"
+    if port["layer"] == ETHERNET and not roce_gid(port):
+        if old := next((gid for gid in port["gids"] if gid["address"]), None):
+            return (
+                f"{where}: found {old['address']} by RoCE v1 alone; expected {ROCE_V2}, which a ConnectX-3 has only as "
+                "Pro"
+            )
+        return (
+            f"{where}: found no GID of type {ROCE_V2} with an IPv4 address; expected one, which comes with the address "
+            f"of {interface or 'its interface'}. Give it one by network_interfaces"
+        )
+    return ""
+
+
 def fastest(ports: list[dict]) -> str:
-    """The device whose port is up at the highest rate, the first of equals, to measure with; "" where none is up.
+    """The device whose port carries most, the first of equals, to measure with; "" where none carries anything.
 
     With its port, as in mlx4_0:2, where that is not the first, which programs take by themselves.
     """
-    up = [one for one in ports if one["state"] == "ACTIVE"]
+    up = [one for one in ports if not port_fault(one)]
     best = max(up, key=lambda one: one["gbit"]) if up else {"device": "", "port": 1}
     return best["device"] if best["port"] == 1 else f"{best['device']}:{best['port']}"
 
 
 def _gids(port: str) -> tuple[list[dict], str]:
-    """The addresses of a port that are in use, and the interface that the first of them belongs to."""
-    found, interface = [], ""
+    """The addresses of a port that are in use, and the interface of the one that NCCL takes, else of the first."""
+    found, first, taken = [], "", ""
     for path in sorted(glob.glob(f"{port}/gids/*"), key=lambda path: int(os.path.basename(path))):
         text = _read(path)
         if not text.replace(":", "").strip("0"):
             continue
         index = os.path.basename(path)
         mapped = ipaddress.IPv6Address(text).ipv4_mapped
-        interface = interface or _read(f"{port}/gid_attrs/ndevs/{index}")
+        interface = _read(f"{port}/gid_attrs/ndevs/{index}")
         kind = _read(f"{port}/gid_attrs/types/{index}")
+        first = first or interface
+        if mapped and kind == ROCE_V2:  # of a VLAN, where only that has an address
+            taken = taken or interface
         found.append({"index": int(index), "type": kind, "address": str(mapped or "")})
-    return found, interface
+    return found, taken or first
 
 
 def _read(path: str) -> str:

@@ -431,7 +431,7 @@ def free_port(address: str) -> int:
 
 def links(run_command) -> list[dict]:
     try:
-        return interfaces(run_command)
+        return interfaces(run_command, link_local=True)
     except OSError:  # where there is no `ip`
         return []
 

@@ -1,8 +1,10 @@
 """From the inventory and a host's sockets to its nftables rules (plugins/filter/firewall_plan.py). Sends nothing."""
 
 import json
+import re
 import shutil
 import subprocess
+from fnmatch import fnmatch
 from pathlib import Path
 
 import jinja2
@@ -314,6 +316,19 @@ def test_a_rule_that_somebody_added_is_seen(load_module, yields, known, as_writt
             )
 
     assert load_module("firewall_survey").loaded(Module())["as_written"] is as_written
+
+
+def test_whose_guests_go_on_and_who_is_no_guest():
+    """Each program's own name for its host's end; names of cards, tunnels and a LAN's bridge are others'."""
+    accepted = re.findall(r'iifname "(\S+)" accept', planned()["rules"])
+    guests = (
+        "docker0 docker_gwbridge br-0f3e5a9b1c2d podman0 cni0 cni-podman0 cali0a1b2c virbr0 lxdbr0 incusbr0 "
+    )
+    guests += "lxcbr0 lxc9f3e cilium_host mpqemubr0 vboxnet0 vmnet8 waydroid0 ve-guest vz-zone"
+    others = "eth0 enp1s0 ens1f0np0 wlan0 wlp2s0 bond0 vmbr0 br0 bridge0 vlan100 ib0 ib0.8001 wg0 zt5u4 tun0 "
+    others += "tailscale0 flannel.1 vxlan.calico veth1 tap0 macvlan0 dummy0 usb0 team0"
+    taken = {name for name in f"{guests} {others}".split() if any(fnmatch(name, one) for one in accepted)}
+    assert taken == set(guests.split())
 
 
 def test_a_bridge_of_the_lan_is_none_of_dockers():

@@ -1,12 +1,13 @@
 """Which ranks sum with which, inside hosts and between them."""
 
 import dataclasses
+import os
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from trainer import config
+from trainer import config, environment
 from trainer.commands import plan
 from trainer.environment import rdma
 from trainer.model.footprint import Footprint
@@ -118,17 +119,132 @@ def test_plan_counts_what_unlike_hosts_send_each_other(here, more, name, summed,
     assert not plan._inside_first(name, place)
 
 
-def test_an_rdma_port_that_goes_while_it_is_looked_at_is_none(tmp_path, monkeypatch):
-    monkeypatch.delenv("NCCL_IB_DISABLE", raising=False)
-    assert not rdma(tmp_path / "none")
-    gone, there = (tmp_path / f"mlx5_{number}/ports/1/state" for number in range(2))
-    gone.mkdir(parents=True)  # which cannot be read
-    assert not rdma(tmp_path)
-    there.parent.mkdir(parents=True)
-    there.write_text("4: ACTIVE\n")
-    assert rdma(tmp_path)
+ROCE = {
+    "0": ("fe80:0000:0000:0000:0250:56ff:fe00:0001", "RoCE v2"),
+    "3": ("0000:0000:0000:0000:0000:ffff:c0a8:fac9", "RoCE v2"),
+}
+V1, LOCAL = {"1": (ROCE["3"][0], "IB/RoCE v1")}, {"0": ROCE["0"]}
+
+
+@pytest.fixture
+def port(monkeypatch, tmp_path):
+    """Makes a port of /sys; NCCL has its library."""
+    for name in ("NCCL_IB_DISABLE", "NCCL_IB_HCA"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(environment, "INFINIBAND", tmp_path)
+    monkeypatch.setattr(environment, "_has_verbs", lambda: True)
+
+    def make(device, layer="Ethernet", gids=ROCE, state="4: ACTIVE", rate="100 Gb/sec (4X EDR)", number=1):
+        place = tmp_path / device / "ports" / str(number)
+        texts = {"state": state, "link_layer": layer, "rate": rate}
+        texts |= {f"gids/{index}": gid for index, (gid, _) in gids.items()}
+        texts |= {f"gid_attrs/types/{index}": kind for index, (_, kind) in gids.items()}
+        for name, text in texts.items():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_text(f"{text}\n")
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("made", "good"),
+    [
+        ({"layer": "InfiniBand", "gids": {}}, True),
+        ({"layer": "InfiniBand", "gids": {}, "state": "2: INIT"}, False),
+        ({"layer": "InfiniBand", "gids": {}, "state": "5: ACTIVE_DEFER"}, False),
+        ({}, True),
+        ({"state": "1: DOWN"}, False),
+        ({"gids": LOCAL}, False),  # cabled, and nobody gave it an address
+        ({"gids": V1}, False),  # a ConnectX-3, or iWARP
+        ({"gids": {}}, False),  # iWARP as Intel's cards have it
+        ({"layer": "Unspecified"}, False),  # EFA, which NCCL leaves alone
+    ],
+)
+def test_nccl_gets_the_ports_that_can_carry_a_run(port, monkeypatch, made, good):
+    port("mlx5_0", **made)
+    assert rdma() is good
     monkeypatch.setenv("NCCL_IB_DISABLE", "1")
-    assert not rdma(tmp_path)
+    assert not rdma()
+    monkeypatch.delenv("NCCL_IB_DISABLE")
+    monkeypatch.setattr(
+        environment, "_has_verbs", lambda: False
+    )  # as where only others are in the group rdma
+    assert not rdma()
+
+
+def test_an_rdma_port_that_goes_while_it_is_looked_at_is_none(port, tmp_path):
+    assert not rdma()
+    (tmp_path / "mlx5_0/ports/1/state").mkdir(parents=True)  # which cannot be read
+    assert not rdma()
+    port("mlx5_1", "InfiniBand")
+    assert rdma()
+
+
+def ports_of(monkeypatch, others):
+    """What the ports' choice says, and the environment that NCCL gets, where other hosts have those ports."""
+    made = World.__new__(World)
+    made.hosts = [f"node{number}" for number in range(len(others) + 1)]
+    made.gather = lambda own: [own, *([ports, False] for ports in others)]
+    said = made._choose_rdma()
+    return said, os.environ.get("NCCL_IB_HCA"), os.environ.get("NCCL_IB_DISABLE")
+
+
+IB400, ROCE25, ROCE100 = ["InfiniBand", 400.0], ["Ethernet", 25.0], ["Ethernet", 100.0]
+
+
+def test_hosts_go_by_one_kind_of_ports(port, monkeypatch):
+    """Beside InfiniBand's a server's management card speaks RoCE; some ports of a card have no address."""
+    port("mlx5_0", "InfiniBand", {}, rate="400 Gb/sec (4X NDR)")
+    port("mlx5_1", "InfiniBand", {}, rate="400 Gb/sec (4X NDR)", state="1: DOWN")
+    port("mlx5_bond_0", rate="25 Gb/sec (1X EDR)")
+    assert ports_of(monkeypatch, [[IB400, IB400, ROCE25]]) == ("", "=mlx5_0:1", None)
+
+
+def test_where_all_have_both_kinds_the_faster_one_counts(port, monkeypatch):
+    port("mlx4_0", "InfiniBand", {}, rate="40 Gb/sec (4X QDR)", number=2)
+    port("mlx5_0")
+    port("mlx5_1")
+    port("mlx5_2", gids=LOCAL)
+    both = [["InfiniBand", 40.0], ROCE100]
+    assert ports_of(monkeypatch, [both, both]) == ("", "=mlx5_0:1,mlx5_1:1", None)
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ([[IB400], []], "Ethernet on node0; InfiniBand on node1; none on node2; expected one kind"),
+        (
+            [[IB400], [IB400, ROCE100]],
+            "Ethernet on node0; InfiniBand on node1; Ethernet and InfiniBand on node2",
+        ),
+        ([[]], "Ethernet on node0; none on node1"),
+    ],
+)
+def test_without_a_kind_in_common_all_go_by_tcp_and_that_is_said(port, monkeypatch, others, said):
+    port("rocep1s0")
+    found, names, disabled = ports_of(monkeypatch, others)
+    assert said in found and names is None and disabled == "1"
+
+
+def test_ports_that_can_carry_nothing_are_not_tried(port, monkeypatch):
+    """NCCL would take them, as they are up, and end with an error."""
+    port("iwp1s0", gids={})
+    assert ports_of(monkeypatch, [[]]) == ("", None, "1")
+
+
+def test_hosts_of_the_group_rdma_that_all_lost_their_addresses_are_told_so(port, monkeypatch):
+    port("mlx5_0", gids=LOCAL)
+    monkeypatch.setenv("TRAINYARD_RDMA", "1")
+    said, *found = ports_of(monkeypatch, [[]])
+    assert "none on node0, node1; expected one kind" in said and found == [None, "1"]
+    assert ports_of(monkeypatch, [[]])[0] == ""  # by now NCCL_IB_DISABLE says that none is wanted
+
+
+def test_who_names_the_ports_is_obeyed(port, monkeypatch):
+    monkeypatch.setenv("NCCL_IB_HCA", "mlx5_1")
+    port("mlx5_1", gids=LOCAL)  # with NCCL_IB_ADDR_FAMILY, say
+    assert ports_of(monkeypatch, [[ROCE100]]) == ("", "mlx5_1", None)
 
 
 @pytest.mark.parametrize(

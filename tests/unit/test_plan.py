@@ -354,6 +354,12 @@ TABLE = {
         {},
         ["node2: no interface holds its cluster address 10.77.0.12", "lo 127.0.0.1", "cluster_address"],
     ),
+    "an address of lo's": (
+        [{}, {"interface": "lo", "interfaces": {"lo": ["127.0.0.1", "10.77.0.12"]}}],
+        {},
+        ["node2: lo holds its cluster address 10.77.0.12", "127.0.0.1", "network_interfaces"],
+    ),
+    "an address of lo's, of a host alone": ([{"interface": "lo"}], {}, []),
     "disk full": (
         [{}, {"free_bytes": 10**9}],
         {},

@@ -21,7 +21,7 @@ from plugins.action import preflight_verdict
 from plugins.action.preflight_verdict import FAIL, SKIP, WARN, Cluster, Limits, findings
 from plugins.filter import nvidia_plan
 from plugins.filter import preflight as filters
-from plugins.module_utils import address_probe, echo, host_runs
+from plugins.module_utils import address_probe, echo, host_runs, host_survey
 
 # On the path only since the action was imported.
 import preflight_network  # isort: skip
@@ -104,6 +104,13 @@ def survey(name, nodes):
                 "state": "ACTIVE",
                 "gbit": 100.0,
                 "layer": "InfiniBand",
+                "sm_lid": 1,
+                "driver": "mlx5_core",
+                "guests": False,
+                "iwarp": False,
+                "interface": "",
+                "enabled": None,
+                "gids": [],
             }
         ],
         "client": "10.77.0.1",
@@ -118,6 +125,12 @@ def survey(name, nodes):
 def second_port(state):
     """A change: a host's first RDMA port has a like, in this state."""
     return lambda ports: [*ports, {**ports[0], "device": "mlx5_1", "state": state}]
+
+
+def roce(gids):
+    """A change: a host's RDMA ports are a card's on Ethernet, with these addresses (address, type)."""
+    given = [{"index": index, "address": text, "type": kind} for index, (text, kind) in enumerate(gids)]
+    return lambda ports: [{**one, "layer": "Ethernet", "interface": "ens1", "gids": given} for one in ports]
 
 
 def way(peer):
@@ -203,6 +216,7 @@ FAULTS = {
     "duplicate machine-id": ([("node2", "survey.machine_id", "id-of-node1")], "machine_id", FAIL, "node1 node2", "id-of-node1", "--tags identity"),
     "duplicate host key": ([("node3", "survey.host_keys", ["key-of-node1"])], "host_key", FAIL, "node1 node3", "same key", "'   then ssh-keygen -R for each of them here, and ansible-playbook -i inv site.yml --tags ssh_mesh"),
     "address on no interface": ([("node2", "survey.interfaces", [])], "address", FAIL, "node2", "on no interface", "--tags network -l node2"),
+    "another address before its own": ([("node2", "survey.interfaces", [{"name": "eth0", "enabled": True, "addresses": ["2001:db8::2/64", "203.0.113.5/24", "10.77.0.12/24"]}])], "address", WARN, "node2", "10.77.0.12 is not the first address of eth0, by which gloo and NCCL go: that is 203.0.113.5", "--tags network -l node2"),
     "a stranger with its address": ([("node2", "survey.strangers", ["02:00:00:00:00:09"])], "address", FAIL, "node2", "10.77.0.12 is another machine's, too, whose hardware address is 02:00:00:00:00:09", "--tags network -l node2"),
     "a peer with its address": (
         # Which the probe hears, too: the peer is named, and no stranger is looked for.
@@ -214,6 +228,13 @@ FAULTS = {
     "route by another NIC": (
         [("node3", "survey.routes", {"10.77.0.11": {"dev": "wg0", "source": "10.9.0.3", "via": "", "error": ""}})],
         "route", FAIL, "node3", "by wg0 from 10.9.0.3", "ip route replace 10.77.0.11 dev eth0",
+    ),
+    "a peer beyond its network, by another interface": (
+        [
+            ("node3", "survey.interfaces.0.addresses", ["10.77.0.13/32"]),
+            ("node3", "survey.routes", {"10.77.0.11": {"dev": "wlan0", "source": "192.168.9.3", "via": "192.168.9.1", "error": ""}}),
+        ],
+        "route", FAIL, "node3", "by wlan0 from 192.168.9.3", "10.77.0.11 is not in eth0's network, give it a route to it: routes in network_interfaces",
     ),
     "overlapping subnets": (
         [("node1", "survey.interfaces", lambda old: [*old, {"name": "wlan0", "enabled": True, "addresses": ["10.77.0.99/24"]}])],
@@ -339,8 +360,19 @@ FAULTS = {
         "ways", FAIL, "node2", "A program took the port meanwhile", "node2 -b -a 'ip -brief address'",
     ),
     "open to a stranger": ([("node2", "outside", {"29500": "open", "40001": "closed"})], "firewall", FAIL, "node2", "29500 is open", "--tags firewall -l node2"),
-    "RDMA port down": ([("node2", "survey.rdma.0.state", "DOWN")], "rdma", FAIL, "node2", "mlx5_0/1 DOWN", "rdma link show"),
-    "RDMA port of two down": ([("node1", "survey.rdma", second_port("ACTIVE")), ("node2", "survey.rdma", second_port("DOWN"))], "rdma", WARN, "node2", "1 ACTIVE, others 2; mlx5_1/1 DOWN", "rdma link show"),
+    "RDMA port down": ([("node2", "survey.rdma.0.state", "DOWN")], "rdma", FAIL, "node2", "mlx5_0/1: found DOWN", "the cable"),
+    "RDMA port of two down": ([("node1", "survey.rdma", second_port("ACTIVE")), ("node2", "survey.rdma", second_port("DOWN"))], "rdma", WARN, "node2", "1 can carry a run, on others 2; mlx5_1/1: found DOWN", "the cable"),
+    "RDMA port that lost its address": ([(a, "survey.rdma", roce([("10.0.0.1", "RoCE v2")] if a != "node2" else [])) for a in NODES], "rdma", FAIL, "node2", "found no GID of type RoCE v2", "network_interfaces"),
+    "a second port that has a cable and no address": ([(a, "survey.rdma", lambda ports: [*ports, {**roce([])(ports)[0], "device": "mlx5_1"}]) for a in NODES[:1]], "rdma", WARN, "node1", "mlx5_1/1: found no GID", "network_interfaces"),
+    "InfiniBand here and RoCE there": ([("node2", "survey.rdma", roce([("10.0.0.1", "RoCE v2")]))], "rdma", FAIL, "node1 node2 node3", "node1 InfiniBand; node2 Ethernet", "-l"),
+    "RDMA port of a cable to somewhere else": (
+        [
+            *((a, "survey.rdma", roce([(ADDRESS[a], "RoCE v2")])) for a in NODES),
+            ("node2", "survey.interfaces", lambda old: [*old, {"name": "eth9", "enabled": True, "addresses": ["10.99.0.1/30"]}]),
+            ("node2", "survey.rdma", lambda ports: [*ports, {**roce([("10.99.0.1", "RoCE v2")])(ports)[0], "device": "mlx5_1"}]),
+        ],
+        "rdma", WARN, "node2", "mlx5_1/1 (10.99.0.0/30): in a network that no other host's ports are in", "NCCL_IB_HCA",
+    ),
     "no subnet manager": ([("node2", "survey.rdma.0.state", "INIT")], "rdma", FAIL, "node2", "INIT", "--tags rdma"),
     "slow RDMA": ([("node1", "pairs.node2.rdma_gbit", 40.0), ("node3", "pairs.node2.rdma_gbit", 41.0)], "rdma_bandwidth", FAIL, "node2", "40.0 %", "rdma link show"),
 }  # fmt: skip
@@ -356,6 +388,17 @@ WELL = {
     ],
     "a desktop that holds next to nothing": [
         ("node1", "survey.gpu.processes", [{"gpu": 0, "pid": 9, "kind": "G", "name": "Xorg", "run": False}]),
+    ],
+    "RoCE ports that routers join": [
+        (a, path, value)
+        for n, a in enumerate(NODES)
+        for path, value in (
+            ("survey.interfaces", lambda old, n=n: [*old, {"name": "eth9", "enabled": True, "addresses": [f"10.99.{n}.1/31"]}]),
+            ("survey.rdma", roce([(f"10.99.{n}.1", "RoCE v2")])),
+        )
+    ],
+    "a virtual function that waits for a guest": [
+        ("node1", "survey.rdma", lambda ports: [*ports, {**roce([])(ports)[0], "device": "mlx5_2", "guests": True}]),
     ],
     "a program's Xid of last week": [
         ("node3", "survey.gpu.xids", [{"bus": "0000:3b:00", "xid": 13, "text": "", "age": 604800.0}]),
@@ -1071,7 +1114,11 @@ def test_ports_links_and_cards_are_read_from_sys(load_module, tmp_path):
             "layer": "InfiniBand",
             "guid": "",
             "sm_lid": 1,
+            "driver": "",
+            "guests": False,
+            "iwarp": False,
             "interface": "",
+            "enabled": None,
             "mtu": None,
             "gids": [],
             "cards": [],
@@ -1098,6 +1145,19 @@ def test_ports_links_and_cards_are_read_from_sys(load_module, tmp_path):
         (tmp_path / driver).mkdir()
         (card / "driver").symlink_to(tmp_path / driver)
     assert module.cards(root) == 2
+
+
+def test_an_address_that_a_host_gave_itself_is_one_that_it_holds(load_module):
+    """As two machines with a cable between them may have, which networkd marks as the link's own."""
+    given = [("169.254.3.4", 16, "link"), ("fe80::1", 64, "link"), ("10.0.0.1", 24, "global")]
+    link = {"ifname": "enp1s0f1np1", "flags": ["UP"], "mtu": 9000, "address": "02:00:00:00:00:01"}
+    link["addr_info"] = [
+        {"local": text, "prefixlen": length, "scope": scope} for text, length, scope in given
+    ]
+    (found,) = load_module("preflight_survey").links(lambda command: (0, json.dumps([link]), ""))
+    assert found["addresses"] == ["169.254.3.4/16", "10.0.0.1/24"]
+    (others,) = host_survey.interfaces(lambda command: (0, json.dumps([link]), ""))
+    assert others["addresses"] == ["10.0.0.1/24"]  # the role network is to give none such to a host
 
 
 def test_what_is_too_old_for_a_run_is_what_the_role_nvidia_leaves_out(load_module):

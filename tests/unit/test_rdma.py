@@ -23,7 +23,12 @@ def write(path, text):
 
 def make_port(root, device, layer="Ethernet", state="4: ACTIVE", guid="0002:c903:0002:fce9", **more):
     """A port below `root`/sys as the kernel shows it."""
-    port = root / f"sys/class/infiniband/{device}/ports/1"
+    port = root / f"sys/class/infiniband/{device}/ports/{more.get('number', 1)}"
+    write(port.parent.parent / "node_type", more.get("node_type", "1: CA"))
+    if "driver" in more:
+        (root / "drivers" / more["driver"]).mkdir(parents=True, exist_ok=True)
+        (port.parent.parent / "device").mkdir(exist_ok=True)
+        (port.parent.parent / "device/driver").symlink_to(root / "drivers" / more["driver"])
     write(port / "state", state)
     write(port / "rate", more.get("rate", "100 Gb/sec (4X EDR)"))
     write(port / "link_layer", layer)
@@ -55,6 +60,12 @@ def test_a_roce_port_is_read_and_told(tmp_path):
     make_port(tmp_path, "rocep11s0", gids=ROCE)
     write(tmp_path / "sys/class/net/ens192/mtu", "1500")
     found = survey(tmp_path)
+    make_port(
+        tmp_path, "rocep11s0v0", gids=ROCE[:1], driver="mlx5_core"
+    )  # a guest's to be, of which nothing is told
+    write(tmp_path / "sys/class/infiniband/rocep11s0v0/device/physfn", "")
+    (virtual,) = survey(tmp_path)["ports"][1:]
+    assert virtual["guests"] and len(rdma_filter.rdma_told(survey(tmp_path))) == 1
     (port,) = found["ports"]
     assert (port["device"], port["interface"], port["mtu"], port["gbit"]) == (
         "rocep11s0",
@@ -89,6 +100,8 @@ def test_a_bonds_cards_get_the_class_and_not_the_bond(tmp_path):
     assert rdma_filter.roce_deaf(found) == []
     found["ports"][0]["cards"][1]["driver"] = "mlx4_core"
     assert rdma_filter.roce_deaf(found) == ["ens1f1np1"]
+    # As a ConnectX-3 for management beside a card that heeds its class: that one alone gets it.
+    assert [one["interface"] for one in rdma_filter.roce_ports(found)] == ["ens1f0np0"]
 
 
 def test_what_knows_no_classes_is_left_out_beside_what_does(tmp_path):
@@ -121,13 +134,107 @@ def test_a_card_without_a_cable_or_an_address_is_refused(tmp_path):
     assert "no GID of type RoCE v2" in rdma_filter.rdma_faults(survey(tmp_path), "n")[1]
     make_port(tmp_path, "mlx5_2", gids=ROCE)  # one that is well is enough
     assert rdma_filter.rdma_faults(survey(tmp_path), "n") == []
-    assert len(rdma_filter.rdma_told(survey(tmp_path))) == 1
+    told = rdma_filter.rdma_told(survey(tmp_path))
+    assert [line.partition(";")[0].partition(" over")[0] for line in told] == [
+        "mlx5_1/1: found no GID of type RoCE v2 with an IPv4 address",
+        "mlx5_2/1: RoCE v2",
+    ]
 
 
 def test_a_port_of_another_kind_is_refused_by_its_name(tmp_path):
     make_port(tmp_path, "efa_0", "Unspecified")
     assert "found a link layer of Unspecified" in rdma_filter.rdma_faults(survey(tmp_path), "n")[0]
-    assert rdma_filter.rdma_told(survey(tmp_path)) == []
+    assert rdma_filter.rdma_faults(survey(tmp_path), "n")[-1].endswith(
+        "out of the group rdma, to train over TCP"
+    )
+
+
+V1, V2 = "IB/RoCE v1", "RoCE v2"
+GIDS = {  # by what stands for them in FIELD
+    "local": "fe80:0000:0000:0000:0250:56ff:fe00:0001",
+    "4": "0000:0000:0000:0000:0000:ffff:c0a8:fac9",
+    "6": "2001:0db8:0000:0000:0000:0000:0000:0001",
+    "mac": "b496:9191:7040:0000:0000:0000:0000:0000",
+}
+
+
+def ib(device, state="4: ACTIVE", **more):
+    return {"device": device, "layer": "InfiniBand", "state": state, "sm_lid": "0x1", **more}
+
+
+def eth(device, *gids, **more):
+    """gids: (key of GIDS, kind, interface unless ens1)."""
+    given = [(GIDS[key], kind, *(interface or ["ens1"])) for key, kind, *interface in gids]
+    return {"device": device, "gids": given, **more}
+
+
+LOCAL, MAPPED, RNIC = ("local", V2), ("4", V2), {"node_type": "4: RNIC"}
+FIELD = {  # what hosts show: ports, and of each of them what is said, "" where it carries a run
+    "ConnectX-6 in InfiniBand mode": [(ib("ibp59s0"), "")],
+    "eight rails of NDR": [(ib(f"mlx5_{n}", rate="400 Gb/sec (4X NDR)"), "") for n in range(8)],
+    "a VPI card, one port each way": [
+        (ib("mlx4_0", number=1), ""),
+        (eth("mlx4_0", ("4", V1), MAPPED, number=2), ""),
+    ],
+    "no cable in the second port": [(ib("mlx5_0"), ""), (ib("mlx5_1", "1: DOWN"), "found DOWN")],
+    "ARMED": [(ib("ibp1s0", "3: ARMED", sm_lid="0x0"), "group opensm")],
+    "Omni-Path without its manager": [(ib("opap1s0", "2: INIT", driver="hfi1"), "opafm")],
+    "Omni-Path": [(ib("hfi1_0", driver="hfi1"), "")],
+    "a GID table as mlx5 has it": [(eth("rocep1s0", ("local", V1), LOCAL, ("4", V1), MAPPED), "")],
+    "IPv6 alone": [(eth("rocep1s0", LOCAL, ("6", V2)), "no GID of type RoCE v2 with an IPv4 address")],
+    "an address on a VLAN alone": [(eth("rocep1s0", LOCAL, ("4", V2, "ens1.100")), "")],
+    "ConnectX-3 on Ethernet": [(eth("mlx4_0", ("4", V1)), "found 192.168.250.201 by RoCE v1 alone")],
+    "E810, set to iWARP": [
+        (eth("iwp1s0f0", ("mac", V1, ""), **RNIC, driver="ice"), "enable_iwarp to false and then enable_roce")
+    ],
+    "E810 by RoCE": [(eth("rocep1s0f0", MAPPED, driver="ice"), "")],
+    "X722": [(eth("iwp1s0", **RNIC, driver="i40e"), "found iWARP; expected RoCE, the way that NCCL goes")],
+    "Chelsio": [(eth("cxgb4_0", **RNIC, driver="cxgb4"), "found iWARP")],
+    "siw": [(eth("siw0", **RNIC), "found iWARP")],
+    "bnxt_re": [(eth("bnxt_re0", LOCAL, MAPPED, driver="bnxt_en"), "")],
+    "rxe": [(eth("rxe0", LOCAL, MAPPED, rate="2.5 Gb/sec (1X SDR)"), "")],
+    "EFA": [({"device": "rdmap16s27", "layer": "Unspecified"}, "a link layer of Unspecified")],
+    "usNIC": [(eth("usnic_0", node_type="129: usNIC"), "no GID of type RoCE v2")],
+    "no rate, no layer": [({"device": "odd0", "layer": "", "rate": ""}, "a link layer of no name")],
+}
+
+
+@pytest.mark.parametrize("name", FIELD)
+def test_ports_of_the_field_are_judged_by_what_they_are(tmp_path, name):
+    for made, _ in FIELD[name]:
+        make_port(tmp_path, made["device"], **{key: one for key, one in made.items() if key != "device"})
+    found = survey(tmp_path)
+    said = [rdma_ports.port_fault(port) for port in found["ports"]]
+    assert [bool(one) for one in said] == [bool(fault) for _, fault in FIELD[name]]
+    assert all(fault in one for one, (_, fault) in zip(said, FIELD[name], strict=True)), said
+    assert bool(rdma_filter.rdma_faults(found, "n")) is all(said)
+    best = rdma_ports.fastest(found["ports"])
+    assert bool(best) is not all(said)
+    if name == "an address on a VLAN alone":
+        assert "over ens1.100 (192.168.250.201, GID 1)" in rdma_filter.rdma_told(found)[0]
+
+
+def test_a_port_whose_interface_nobody_set_up_wants_no_cable(tmp_path):
+    make_port(tmp_path, "rocep1s0", state="1: DOWN", gids=ROCE[:1])
+    for flags, said in (("0x1002", "nobody set up its interface ens192"), ("0x1003", "the cable of ens192")):
+        write(tmp_path / "sys/class/net/ens192/flags", flags)
+        (fault, _) = rdma_filter.rdma_faults(survey(tmp_path), "n")
+        assert said in fault and fault.startswith("n: rocep1s0/1: found DOWN")
+
+
+def test_what_carries_a_run_is_measured(tmp_path):
+    """Not a port that is up without an address, though it is the first, or faster."""
+    make_port(tmp_path, "mlx5_0", gids=ROCE[:1], rate="200 Gb/sec (4X HDR)")
+    make_port(tmp_path, "mlx5_1", gids=ROCE)
+    assert rdma_ports.fastest(rdma_ports.rdma_ports(str(tmp_path))) == "mlx5_1"
+
+
+def test_opensm_is_not_for_omni_path(tmp_path):
+    make_port(tmp_path, "opap1s0", "InfiniBand", "2: INIT", driver="hfi1")
+    plan = rdma_filter.opensm_plan({"a": survey(tmp_path)}, ["a"], ["a"])["a"]
+    assert (
+        "found opap1s0/1 is Omni-Path; expected an InfiniBand port" in plan["problem"] and not plan["guids"]
+    )
 
 
 def test_infiniband_wants_a_subnet_manager(tmp_path):
@@ -382,10 +489,10 @@ def test_the_mark_is_that_of_the_scenario():
 @pytest.mark.parametrize(
     ("mode", "in_group", "marks"),
     [
-        ("lossy", True, {"NCCL_IB_TC": "106"}),
-        ("lossless", True, {"NCCL_IB_TC": "106"}),
-        ("none", True, {}),
-        (None, True, {}),
+        ("lossy", True, {"TRAINYARD_RDMA": "1", "NCCL_IB_TC": "106"}),
+        ("lossless", True, {"TRAINYARD_RDMA": "1", "NCCL_IB_TC": "106"}),
+        ("none", True, {"TRAINYARD_RDMA": "1"}),
+        (None, True, {"TRAINYARD_RDMA": "1"}),
         ("lossy", False, {}),
     ],
 )

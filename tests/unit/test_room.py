@@ -10,7 +10,7 @@ import torch
 from transformers import GPT2Config, LlamaConfig, Qwen3MoeConfig
 
 from trainer import config as configuration
-from trainer import environment, room, ways
+from trainer import room, ways
 from trainer.commands import plan, train
 from trainer.errors import BadInput
 from trainer.model import footprint
@@ -626,18 +626,6 @@ def test_a_model_that_cannot_be_counted_is_tried(monkeypatch):
     monkeypatch.setattr(footprint, "measure", refused)
     monkeypatch.setattr(room, "at_most", lambda *_: None)
     assert room.at_once(asked(), LONG, World(other=None)) == [8, 9]
-
-
-def test_a_port_that_is_up_is_one_that_nccl_takes(tmp_path, monkeypatch):
-    monkeypatch.delenv("NCCL_IB_DISABLE", raising=False)
-    port = tmp_path / "mlx5_0/ports/1"
-    port.mkdir(parents=True)
-    (port / "state").write_text("1: DOWN\n")
-    assert not environment.rdma(tmp_path)
-    (port / "state").write_text("4: ACTIVE\n")
-    assert environment.rdma(tmp_path)
-    monkeypatch.setenv("NCCL_IB_DISABLE", "1")
-    assert not environment.rdma(tmp_path)
 
 
 @pytest.mark.parametrize(
