@@ -55,16 +55,9 @@ table inet trainyard {{
 """
 # The interfaces of containers and virtual machines on the host itself, by the names that their programs give them.
 INSIDE = (
-    *(
-        "docker*",
-        "br-*",
-        "podman*",
-        "cni*",
-        "cali*",
-        "cilium*",
-        "lxc*",
-    ),  # the last are LXC's bridge and Cilium's pods'
-    *("virbr*", "lxdbr*", "incusbr*", "mpqemubr*", "vboxnet*", "vmnet*", "waydroid*", "ve-*", "vz-*"),
+    *("docker*", "br-*", "podman*", "cni*", "cali*", "cilium*"),
+    *("lxc*", "lxdbr*", "incusbr*", "ve-*", "vz-*"),  # lxc* are Cilium's pods, too
+    *("virbr*", "mpqemubr*", "vboxnet*", "vmnet*", "waydroid*"),
 )
 # What libvirt's, LXD's and Docker's guests ask the host for before they have an address to be let in by: DHCP and DNS.
 SERVED = ("udp dport { 53, 67, 547 }", "tcp dport 53")
