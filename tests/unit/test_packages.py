@@ -126,6 +126,44 @@ def test_another_fault_is_not_waited_for(packages, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("said", "cure", "stops"),
+    [
+        (
+            "E: Release file for http://a/dists/noble-updates/InRelease is not valid yet (invalid for another 2d 3h). "
+            "Updates for this repository will not be applied.",
+            "date --set=",
+            False,
+        ),
+        ("E: Release file for http://a/InRelease is expired (invalid since 9d).", "date --set=", False),
+        ("E: Unable to locate package etcd-server", "universe", False),
+        ("E: Package 'etcd-server' has no installation candidate", "universe", False),
+        ("E: The list of sources could not be read.", "Signed-By", True),
+        ("dpkg: error: No space left on device", "The disk is full", True),
+        ("E: The repository 'http://gone Release' does not have a Release file.", "", False),
+    ],
+)
+def test_what_is_to_be_done_is_said_beside_apts_words(packages, said, cure, stops):
+    failure = packages.explained(["apt-get", "update"], 100, f"Hit:1 http://a noble InRelease\n{said}\n")
+    assert said in str(failure) and isinstance(failure, packages.Hindered) == stops
+    assert cure in str(failure).partition(said)[2] and bool(cure) == (not str(failure).endswith(said))
+
+
+def test_sources_that_apt_cannot_read_are_no_want_of_an_index(packages, apt, tmp_path, call_main):
+    """Else the controller was to bring what is missing, and failed at the same file."""
+    source = "deb [signed-by={}] http://127.0.0.1/debian bookworm {}\n"
+    (tmp_path / "none").write_text(source.format("/a.gpg", "main") + source.format("/b.gpg", "contrib"))
+    with pytest.raises(
+        packages.Hindered, match=r"Conflicting values[^\0]*sources could not be read[^\0]*remove"
+    ):
+        packages.reaches_index()
+    for asked in ({"names": ["no-such-package"]}, {"names": ["dpkg"], "move": True}):
+        assert "remove one of them" in call_main(packages, **asked)["msg"]
+    if not os.geteuid():  # before anything is changed
+        with pytest.raises(packages.Hindered, match="remove one of them"):
+            packages.wait_for_others(1)
+
+
+@pytest.mark.parametrize(
     ("printed", "answers", "asked"),
     [
         (["http://a/debian/dists/x/InRelease", "http://b/dists/x/InRelease"], "http://a/", 1),
