@@ -10,6 +10,7 @@ from plugins.filter.cluster import (
     SERVICE_HOME_MODE,
     SERVICE_SHELL,
     cluster_hosts,
+    machine_fault,
     mesh_login_fault,
     next_peers,
     service_comment,
@@ -509,6 +510,44 @@ def test_a_look_at_a_host_tells_what_is_there(load_module, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path)
     assert survey.place(str(tmp_path / "link"))["directory"] is False
     assert survey.place(str(tmp_path / "nothing")) is None
+
+
+@pytest.mark.parametrize(
+    ("told", "first", "said"),
+    [
+        ('ID=debian\nVERSION_ID="12"\n', "systemd", ""),
+        ('ID=debian\nVERSION_ID="13"\n', "systemd", ""),
+        ("ID=debian\n", "systemd", ""),  # unstable
+        ('ID=ubuntu\nVERSION_ID="22.04"\nID_LIKE=debian\n', "systemd", ""),
+        ("ID=ubuntu\nVERSION_ID='26.04'\n", "systemd", ""),
+        ('ID=linuxmint\nID_LIKE="ubuntu debian"\nVERSION_ID="22"\n', "systemd", ""),
+        ("", "systemd", ""),
+        ('ID=debian\nVERSION_ID="11"\n', "systemd", "found Debian 11; expected Debian 12 or later"),
+        (
+            'ID=ubuntu\nVERSION_ID="20.04"\n',
+            "systemd",
+            "found Ubuntu 20.04; expected",
+        ),  # a Jetson's JetPack 5
+        ('ID=ubuntu\nVERSION_ID="9.10"\n', "systemd", "found Ubuntu 9.10; expected"),
+        (
+            'ID=ubuntu\nVERSION_ID="24.04"\n',
+            "init(Ubuntu)",
+            r"found init(Ubuntu) as the first process; expected systemd",
+        ),
+        ('ID=ubuntu\nVERSION_ID="24.04"\n', "docker-init", "inventory/local"),
+    ],
+)
+def test_a_machine_that_cannot_be_set_up_is_refused_at_the_first_look(
+    load_module, tmp_path, told, first, said
+):
+    survey, root = load_module("identity_survey"), f"{tmp_path}/"
+    for name, text in (("etc/os-release", told), ("proc/1/comm", f"{first}\n"), ("run/systemd/none", "")):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    if first == "systemd":
+        (tmp_path / "run/systemd/system").mkdir()
+    fault = machine_fault({"init": survey.init(root), "release": survey.release(root)})
+    assert said in fault if said else fault == ""
 
 
 @pytest.mark.parametrize(
