@@ -200,6 +200,27 @@ def test_a_disk_without_room_is_named_with_what_it_is_for(disks, there, said):
     assert disks(there) == said
 
 
+@pytest.mark.parametrize(
+    ("uuid", "device"),
+    [
+        ("LVM-abc123", "/dev/mapper/ubuntu--vg-ubuntu--lv"),
+        ("CRYPT-LUKS2-abc123-root", ""),
+        (None, ""),  # a partition
+    ],
+)
+def test_a_logical_volume_without_room_may_grow(load_module, monkeypatch, tmp_path, uuid, device):
+    module = load_module("disk_room")
+    place = tmp_path / "dev/block/253:0/dm"
+    place.mkdir(parents=True)
+    if uuid:
+        (place / "uuid").write_text(f"{uuid}\n")
+        (place / "name").write_text("ubuntu--vg-ubuntu--lv\n")
+    assert module.volume(os.makedev(253, 0), str(tmp_path)) == device
+    monkeypatch.setattr(module, "volume", lambda number: device)
+    (said,) = module.faults([{"path": "/", "bytes": 10**18, "what": "programs"}])
+    assert said.endswith(f"lvextend -r -l +100%FREE {device}.") if device else "lvextend" not in said
+
+
 def test_what_a_first_installation_needs_is_asked_of_no_other(load_module, run_module, tmp_path):
     installed = load_module("disk_room").installed
     (tmp_path / "key").mkdir()
