@@ -217,8 +217,12 @@ def versions(run_command, opt_dir: str, root: str = "") -> dict[str, str]:
     }
 
 
-def memory(root: str = "") -> dict[str, int]:
-    """Bytes: of memory in all, available, and in use of swap; of /dev/shm in all."""
+def memory(root: str = "") -> dict[str, int | None]:
+    """Bytes: of memory in all, available, and in use of swap; of /dev/shm in all.
+
+    promised: what programs may still be given, where the kernel gives no more than it has (vm.overcommit_memory); else
+    None.
+    """
     lines = dict(line.split(":", 1) for line in read(f"{root}/proc/meminfo").splitlines() if ":" in line)
     size = {name: int(value.split()[0]) * 1024 for name, value in lines.items() if value.split()[0].isdigit()}
     try:
@@ -226,7 +230,9 @@ def memory(root: str = "") -> dict[str, int]:
         shared = stat.f_blocks * stat.f_frsize
     except OSError:
         shared = 0
+    strict = read(f"{root}/proc/sys/vm/overcommit_memory") == "2"
     return {
+        "promised": size.get("CommitLimit", 0) - size.get("Committed_AS", 0) if strict else None,
         "total": size.get("MemTotal", 0),
         "available": size.get("MemAvailable", 0),
         "swapped": size.get("SwapTotal", 0) - size.get("SwapFree", 0),
@@ -343,13 +349,18 @@ def cards(root: str = "") -> int:
 
 
 def gpu_rows(text: str, fields: list[str]) -> list[dict[str, str]]:
-    """nvidia-smi's CSV (noheader, nounits) as {field: value}; values that a card does not have are left out."""
+    """nvidia-smi's CSV (noheader, nounits) as {field: value}; values that a card does not have are left out.
+
+    So are those that the driver does not tell ([Unknown Error]), but for what it says of a card that is lost.
+    """
     rows = []
     for line in text.splitlines():
         values = [value.strip() for value in line.split(",")]
         if len(values) == len(fields):
             pairs = zip(fields, values, strict=True)
-            rows.append({name: value for name, value in pairs if not re.match(r"\[?N/A|\[?Not Supp", value)})
+            rows.append(
+                {name: value for name, value in pairs if not re.match(r"\[(?!GPU )|N/A|Not Supp", value)}
+            )
     return rows
 
 
