@@ -20,10 +20,7 @@ import known_hosts
 from telling import forks_fault
 
 LEAST_PERSON = 1000  # uids below are the system's, on Debian and Ubuntu
-LEAST_RELEASE = {
-    "debian": 12,
-    "ubuntu": 22.04,
-}  # what comes from these has their ID_LIKE, and numbers of its own
+LEAST_RELEASE = {"Debian": 12, "Ubuntu": 22.04}  # what others make of these has numbers of its own
 SERVICE_COMMENT = "Trainyard"  # in passwd, by which the role identity knows the user that it made
 ADOPTED_COMMENT = "Trainyard (made by hand)"  # of one that was there before, which reset.yml leaves
 SERVICE_SHELL = "/bin/bash"
@@ -196,22 +193,27 @@ def _place(pattern: str, user: str, home: str) -> str:
     return os.path.normpath(os.path.join(home, path))
 
 
-def machine_fault(survey: Mapping[str, Any]) -> str:
-    """Why a host cannot be set up at all; "" where it can. `survey`: what the module identity_survey found."""
-    system, version = survey["release"]
+def release_fault(facts: Mapping[str, Any]) -> str:
+    """Why a host's release cannot be set up, by Ansible's facts of it; "" where it can, or has no number."""
+    system, version = facts.get("distribution"), str(facts.get("distribution_version"))
     least = LEAST_RELEASE.get(system)
-    if least and re.fullmatch(r"\d+(\.\d+)?", version) and float(version) < least:
-        return (
-            f"found {system.title()} {version}; expected Debian 12 or later, or Ubuntu 22.04 or later. Upgrade it "
-            "(do-release-upgrade on Ubuntu), or take the host out of the inventory."
-        )
-    if survey["init"]:
-        return (
-            f"found {survey['init']} as the first process; expected systemd, which keeps runs going there. In WSL put "
-            "[boot] and below it systemd=true into /etc/wsl.conf, and type wsl --shutdown in Windows. A container that "
-            "has none (Docker's, RunPod's) trains by itself alone: with a checkout in it, and inventory/local."
-        )
-    return ""
+    if not least or not re.fullmatch(r"\d+(\.\d+)?", version) or float(version) >= least:
+        return ""
+    return (
+        f"found {system} {version}; expected Debian 12 or later, or Ubuntu 22.04 or later. Upgrade it (Ubuntu: "
+        "do-release-upgrade), or take the host out of the inventory."
+    )
+
+
+def init_fault(survey: Mapping[str, Any]) -> str:
+    """Why a host keeps no run; "" where it does. `survey`: what the module identity_survey found."""
+    if not survey["init"]:
+        return ""
+    return (
+        f"found {survey['init']} as the first process; expected systemd, which keeps runs going there. In WSL put "
+        "[boot] and below it systemd=true into /etc/wsl.conf, and type wsl --shutdown in Windows. A container that "
+        "has none (Docker's, RunPod's) trains by itself alone: with a checkout in it, and inventory/local."
+    )
 
 
 def service_user_fault(survey: Mapping[str, Any], user: str, home: str) -> str:
@@ -418,12 +420,13 @@ class FilterModule:
             "etcd_runs_of": etcd_runs_of,
             "etcd_token": etcd_token,
             "forks_fault": forks_fault,
-            "machine_fault": machine_fault,
+            "init_fault": init_fault,
             "mesh_keys": mesh_keys,
             "next_peers": next_peers,
             "peer_authorized_keys": peer_authorized_keys,
             "peer_known_hosts": peer_known_hosts,
             "peer_ssh_ports": peer_ssh_ports,
+            "release_fault": release_fault,
             "service_comment": service_comment,
             "mesh_login_fault": mesh_login_fault,
             "service_user_fault": service_user_fault,

@@ -75,7 +75,6 @@ survey:
     public_key: {description: "The service user's public key, as type and base64; empty if there is none.", type: str}
     cloud_init: {description: Whether cloud-init is there., type: bool}
     init: {description: "The name of the first process, where that is not systemd.", type: str}
-    release: {description: "The distribution and its release, as os-release has C(ID) and C(VERSION_ID).", type: list}
     etcd_unit: {description: "The unit of the memory of runs (roles/etcd); empty without one.", type: str}
     kept_awake: {description: "Whether a site.yml that installs, or was killed then, keeps it awake.", type: bool}
     groups: {description: "The groups that the user is in, by name; none without one.", type: list}
@@ -251,12 +250,6 @@ def init(root: str = "/") -> str:
     return "" if os.path.isdir(f"{root}run/systemd/system") else read(f"{root}proc/1/comm").strip()
 
 
-def release(root: str = "/") -> list[str]:
-    """ID and VERSION_ID of os-release; "" for what it does not say, as Debian's unstable of its version."""
-    words = dict(line.split("=", 1) for line in read(f"{root}etc/os-release").splitlines() if "=" in line)
-    return [words.get(name, "").strip("\"'") for name in ("ID", "VERSION_ID")]
-
-
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -297,7 +290,6 @@ def main() -> None:
             "sshd": sshd(module, user, hosts, module.params["own"]),
             "cloud_init": os.path.isdir("/etc/cloud/cloud.cfg.d"),
             "init": init(),
-            "release": release(),
             "etcd_unit": read("/etc/systemd/system/trainyard-etcd.service").encode(errors="replace").decode(),
             "kept_awake": os.path.exists("/run/systemd/transient/trainyard-setup.service"),
         },

@@ -10,9 +10,10 @@ from plugins.filter.cluster import (
     SERVICE_HOME_MODE,
     SERVICE_SHELL,
     cluster_hosts,
-    machine_fault,
+    init_fault,
     mesh_login_fault,
     next_peers,
+    release_fault,
     service_comment,
     service_user_fault,
     service_user_stands,
@@ -513,41 +514,34 @@ def test_a_look_at_a_host_tells_what_is_there(load_module, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("told", "first", "said"),
+    ("system", "version", "refused"),
     [
-        ('ID=debian\nVERSION_ID="12"\n', "systemd", ""),
-        ('ID=debian\nVERSION_ID="13"\n', "systemd", ""),
-        ("ID=debian\n", "systemd", ""),  # unstable
-        ('ID=ubuntu\nVERSION_ID="22.04"\nID_LIKE=debian\n', "systemd", ""),
-        ("ID=ubuntu\nVERSION_ID='26.04'\n", "systemd", ""),
-        ('ID=linuxmint\nID_LIKE="ubuntu debian"\nVERSION_ID="22"\n', "systemd", ""),
-        ("", "systemd", ""),
-        ('ID=debian\nVERSION_ID="11"\n', "systemd", "found Debian 11; expected Debian 12 or later"),
-        (
-            'ID=ubuntu\nVERSION_ID="20.04"\n',
-            "systemd",
-            "found Ubuntu 20.04; expected",
-        ),  # a Jetson's JetPack 5
-        ('ID=ubuntu\nVERSION_ID="9.10"\n', "systemd", "found Ubuntu 9.10; expected"),
-        (
-            'ID=ubuntu\nVERSION_ID="24.04"\n',
-            "init(Ubuntu)",
-            r"found init(Ubuntu) as the first process; expected systemd",
-        ),
-        ('ID=ubuntu\nVERSION_ID="24.04"\n', "docker-init", "inventory/local"),
+        ("Debian", "12.8", False),
+        ("Debian", "13", False),
+        ("Debian", "trixie/sid", False),
+        ("Ubuntu", "22.04", False),
+        ("Ubuntu", "26.04", False),
+        ("Linux Mint", "21.3", False),
+        (None, None, False),
+        ("Debian", "11.9", True),
+        ("Ubuntu", "20.04", True),  # a Jetson's JetPack 5, DGX OS 5
+        ("Ubuntu", "9.10", True),
     ],
 )
-def test_a_machine_that_cannot_be_set_up_is_refused_at_the_first_look(
-    load_module, tmp_path, told, first, said
-):
-    survey, root = load_module("identity_survey"), f"{tmp_path}/"
-    for name, text in (("etc/os-release", told), ("proc/1/comm", f"{first}\n"), ("run/systemd/none", "")):
+def test_a_release_that_is_too_old_is_refused(system, version, refused):
+    fault = release_fault({"distribution": system, "distribution_version": version})
+    assert (f"found {system} {version}; expected Debian 12 or later" in fault) if refused else fault == ""
+
+
+def test_a_machine_without_systemd_is_refused_at_the_first_look(load_module, tmp_path):
+    survey = load_module("identity_survey")
+    for name, text in (("proc/1/comm", "init(Ubuntu)\n"), ("run/systemd/notify", "")):  # WSL, as it comes
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(text)
-    if first == "systemd":
-        (tmp_path / "run/systemd/system").mkdir()
-    fault = machine_fault({"init": survey.init(root), "release": survey.release(root)})
-    assert said in fault if said else fault == ""
+    fault = init_fault({"init": survey.init(f"{tmp_path}/")})
+    assert "found init(Ubuntu) as the first process; expected systemd" in fault and "/etc/wsl.conf" in fault
+    (tmp_path / "run/systemd/system").mkdir()
+    assert init_fault({"init": survey.init(f"{tmp_path}/")}) == ""
 
 
 @pytest.mark.parametrize(
