@@ -42,7 +42,7 @@ conflicts:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_identity import HOST, hosts_file
+from ansible.module_utils.host_identity import HOST, hosts_file, written_at_start
 from ansible.module_utils.managed_block import endless, read, through_links, write
 
 
@@ -61,6 +61,8 @@ def main() -> None:
     after, found = hosts_file(before, module.params["hosts"])
     for conflict in found:
         module.warn(f"{path} has the line {conflict}. The first line wins; remove yours if it is stale.")
+    if words := written_at_start(before, read("/etc/wsl.conf")):
+        module.warn(words)
     if after != before and not module.check_mode:
         write(module, through_links(path), after)
     diff = {"before_header": path, "after_header": path, "before": before, "after": after}
