@@ -146,7 +146,7 @@ def names(cluster: Cluster) -> Iterable[Said]:
         if host in lines:
             space = "[[:space:]]"
             gone = [
-                f'-e "{number}s/{space}{name}{space}/ /" -e "{number}s/{space}{name}$//"'
+                f'-e "{number}s/{space}{name}{space}/ /I" -e "{number}s/{space}{name}$//I"'
                 for number, name in lines[host]
             ]
             taken = cluster.on([host], f"sed -i.before {' '.join(gone)} /etc/hosts")

@@ -149,9 +149,14 @@ def owners_lines(text: str, hosts: list[dict]) -> list[dict]:
     found, ours = [], False
     for number, line in enumerate(text.split("\n"), 1):
         ours = line.startswith(BEGIN) or (ours and not line.startswith(END))
-        address, *names = line.partition("#")[0].split() or [""]
+        # In small letters: NODE1 is found by who asks for node1.
+        address, *names = line.partition("#")[0].lower().split() or [""]
         wrong = [
-            name for host in hosts if host["address"] != address for name in host["names"] if name in names
+            name
+            for host in hosts
+            if host["address"] != address
+            for name in host["names"]
+            if name.lower() in names
         ]
         if wrong and not ours and "." in address and address != "127.0.1.1":
             found.append({"number": number, "text": line.strip(), "names": wrong})

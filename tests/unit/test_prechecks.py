@@ -92,6 +92,10 @@ SERVICES = {7: "prometheus-node-exporter.service", 8: "trainyard-etcd.service", 
             [listens(9090, "127.0.0.1", [("node", 5)])],
             "end that program (sudo ss -ltnp 'sport = :9090' shows it).",
         ),
+        (
+            [listens(9090, "*", [("systemd", 1)])],
+            "(sudo systemctl list-sockets shows the unit of 9090, which",
+        ),
         ([listens(2389, "10.0.0.1", [("python", 9)])], "(process 9, trainyard@a.service)"),  # a rank's own
         ([listens(2389, owners=[])], "found the kernel listening at 0.0.0.0:2389"),
     ],

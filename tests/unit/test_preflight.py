@@ -325,7 +325,7 @@ FAULTS = {
     ),
     "the owner's line": (
         [("node2", "survey.names.node3", ["10.0.0.9"]), ("node2", "survey.lines", [{"number": 4, "text": "10.0.0.9 node3", "names": ["node3"]}])],
-        "names", FAIL, "node2", "line 4 of /etc/hosts there: 10.0.0.9 node3", """node2 -b -a 'sed -i.before -e "4s/[[:space:]]node3[[:space:]]/ /" -e "4s/[[:space:]]node3$//" /etc/hosts'""",
+        "names", FAIL, "node2", "line 4 of /etc/hosts there: 10.0.0.9 node3", """node2 -b -a 'sed -i.before -e "4s/[[:space:]]node3[[:space:]]/ /I" -e "4s/[[:space:]]node3$//I" /etc/hosts'""",
     ),
     "closed port of the owner's firewall": (
         [("node2", "expected.firewall", False), (("node1"), "pairs.node2.ports.29500", "dropped")],
@@ -1370,11 +1370,12 @@ def test_the_owners_lines_that_lead_a_name_elsewhere(load_module):
     """Not ours, not comments, nor those of the loopback, whose names the role identity takes away."""
     text = (
         "\n127.0.1.1 node2\n# 10.0.0.8 node2\n10.0.0.9 printer node2.lan # mine\n10.77.0.12 node2\nfd00::2 node2\n"
-        "# BEGIN trainyard\n10.77.0.13 node3\n10.0.0.7 node1\n# END trainyard\n10.0.0.6 node1\n"
+        "# BEGIN trainyard\n10.77.0.13 node3\n10.0.0.7 node1\n# END trainyard\n10.0.0.6 node1\n10.0.0.5 NODE3\n"
     )
     hosts = [{"address": f"10.77.0.1{n}", "names": [f"node{n}", f"node{n}.lan"]} for n in (1, 2, 3)]
     found = load_module("preflight_survey").owners_lines(text, hosts)
     assert found == [
         {"number": 4, "text": "10.0.0.9 printer node2.lan # mine", "names": ["node2.lan"]},
         {"number": 11, "text": "10.0.0.6 node1", "names": ["node1"]},
+        {"number": 12, "text": "10.0.0.5 NODE3", "names": ["node3"]},
     ]
