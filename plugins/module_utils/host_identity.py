@@ -13,6 +13,8 @@ from ansible.module_utils.managed_block import join, read, split
 # What cloud-init writes /etc/hosts from at each boot, where the user-data of the machine asks for that.
 TEMPLATE = "/etc/cloud/templates/hosts.debian.tmpl"
 TEMPLATE_NAMES = ("{{fqdn}}", "{{hostname}}")  # the machine's own, as they stand there
+# Where a machine's own name leads before: Debian's 127.0.1.1, or what Vagrant takes next to it.
+LOOPBACK = re.compile(r"127\.0\.[1-9]\d?\.1")
 MARK = "# trainyard: "  # before an owner's line that gave way to the block
 NOTE = "the cluster's hosts, written by the role identity"
 HOST = {  # of the modules' option hosts
@@ -23,13 +25,13 @@ HOST = {  # of the modules' option hosts
 
 
 def without_loopback_names(line: str, names: set[str]) -> str | None:
-    """`line`, an owner's line, without the cluster's `names` on 127.0.1.1; None if nothing is left of it.
+    """`line`, an owner's line, without the cluster's `names` on LOOPBACK; None if nothing is left of it.
 
     `names` are in small letters: Node1 there is found by who asks for node1, and before what comes after it.
     """
     entry, _, comment = line.partition("#")
     words = entry.split()
-    if not words or words[0] != "127.0.1.1" or not names & {word.lower() for word in words[1:]}:
+    if not words or not LOOPBACK.fullmatch(words[0]) or not names & {word.lower() for word in words[1:]}:
         return line
     left = [word for word in words[1:] if word.lower() not in names]
     if not left:
@@ -56,7 +58,7 @@ def with_full_name(hosts: list[dict], own: str, text: str) -> list[dict]:
         [line.partition("#")[0].split() for line in lines]
         for lines in (unmarked(split(text)[0]), split(text)[1])
     )
-    loopback = [words[1] for words in outside if words[:1] == ["127.0.1.1"] and len(words) > 1]
+    loopback = [words[1] for words in outside if len(words) > 1 and LOOPBACK.fullmatch(words[0])]
     taken = {name.lower() for host in hosts if host["name"] != own for name in host["names"]}
 
     def full(host: dict) -> list[str]:

@@ -8,9 +8,9 @@ module: etc_hosts
 short_description: The cluster's hosts in /etc/hosts, in a block of their own
 description:
   - Lines outside of the block stay as they are, with one exception. The line that Debian and Ubuntu write
-    for a machine's own name, C(127.0.1.1 NAME), becomes a comment where it has names of the cluster's hosts; what else
-    it has is in the block. With it, a machine believes that its own name is a loopback address, tells that to its
-    peers, and they cannot connect.
+    for a machine's own name, C(127.0.1.1 NAME), and Vagrant with the next such address, becomes a comment where it has
+    names of the cluster's hosts; what else it has is in the block. With it, a machine believes that its own name is a
+    loopback address, tells that to its peers, and they cannot connect.
 options:
   hosts:
     description: One item a host, in order; each with C(address) and C(names).

@@ -63,6 +63,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ansible.module_utils.address_probe import others_with
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host_identity import LOOPBACK
 from ansible.module_utils.host_runs import UNIT, at_work, environment_dir, run_processes
 from ansible.module_utils.host_survey import in_container, interfaces, ssh_session
 from ansible.module_utils.installed_packages import installed_torch, installed_versions
@@ -144,7 +145,7 @@ def hosts_text() -> str:
 def owners_lines(text: str, hosts: list[dict]) -> list[dict]:
     """[{number, text, names}], the lines of /etc/hosts outside ours that lead a host's name elsewhere.
 
-    Only what the role identity leaves as it is: from 127.0.1.1 it takes the names away, and IPv6 is not looked at.
+    Only what the role identity leaves as it is: from LOOPBACK it takes the names away, and IPv6 is not looked at.
     """
     found, ours = [], False
     for number, line in enumerate(text.split("\n"), 1):
@@ -158,7 +159,7 @@ def owners_lines(text: str, hosts: list[dict]) -> list[dict]:
             for name in host["names"]
             if name.lower() in names
         ]
-        if wrong and not ours and "." in address and address != "127.0.1.1":
+        if wrong and not ours and "." in address and not LOOPBACK.fullmatch(address):
             found.append({"number": number, "text": line.strip(), "names": wrong})
     return found
 

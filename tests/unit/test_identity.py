@@ -53,13 +53,16 @@ def test_a_removed_host_leaves_the_block(host_identity):
         ("127.0.1.1 node1", None),
         ("127.0.1.1\tnode1.lan\tnode1", "127.0.1.1 node1.lan"),
         ("127.0.1.1 mybox node2 # set by the installer", "127.0.1.1 mybox  # set by the installer"),
+        ("127.0.2.1 node1 node1", None),  # Vagrant's
         ("127.0.1.1 debian", "127.0.1.1 debian"),
         ("127.0.0.1 localhost node1", "127.0.0.1 localhost node1"),
         ("# 127.0.1.1 node1", "# 127.0.1.1 node1"),
         ("", ""),
     ],
 )
-def test_the_names_of_the_cluster_leave_127_0_1_1_and_nothing_else_does(host_identity, line, left):
+def test_the_names_of_the_cluster_leave_a_machines_own_loopback_and_nothing_else_does(
+    host_identity, line, left
+):
     assert host_identity.without_loopback_names(line, {"node1", "node2"}) == left
 
 
