@@ -290,9 +290,16 @@ def without_root(message: str, host: str, user: str) -> str:
     reason = message.removeprefix("Task failed: ").strip()
     if not re.search(r"sudo|password|privilege|become", reason, re.IGNORECASE):
         return reason
+    cure = ""
+    if re.search(r"sudo: (command )?not found|not in the sudoers", reason):  # as Debian's installer leaves it
+        cure = f" Type there as root: apt-get install sudo && /usr/sbin/adduser {user} sudo."
+    elif "must have a tty" in reason:
+        cure = (
+            f" Take `requiretty` out of /etc/sudoers there, or write `Defaults:{user} !requiretty` (visudo)."
+        )
     return (
         f"{host}: {user} cannot become root there ({reason}); expected sudo, with a password (-K asks for it) or "
-        "without. Nothing was changed."
+        f"without.{cure} Nothing was changed."
     )
 
 

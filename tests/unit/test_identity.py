@@ -18,6 +18,7 @@ from plugins.filter.cluster import (
     service_user_fault,
     service_user_stands,
     shared_home_fault,
+    without_root,
 )
 from plugins.module_utils import managed_block
 
@@ -541,6 +542,24 @@ def test_a_look_at_a_host_tells_what_is_there(load_module, tmp_path):
 def test_a_release_that_is_too_old_is_refused(system, version, refused):
     fault = release_fault({"distribution": system, "distribution_version": version})
     assert (f"found {system} {version}; expected Debian 12 or later" in fault) if refused else fault == ""
+
+
+@pytest.mark.parametrize(
+    ("reason", "cure"),
+    [
+        ("Task failed: Missing sudo password", "-K asks for it) or without. Nothing was changed."),
+        # Where Debian's installer was given a password for root, there is no sudo.
+        (
+            "Premature end of stream waiting for become success.\n/bin/sh: 1: sudo: not found",
+            "adduser ops sudo",
+        ),
+        ("ops is not in the sudoers file.", "adduser ops sudo"),
+        ("sudo: sorry, you must have a tty to run sudo", "Defaults:ops !requiretty"),
+    ],
+)
+def test_who_cannot_become_root_is_told_what_helps(reason, cure):
+    said = without_root(reason, "node1", "ops")
+    assert said.startswith("node1: ops cannot become root there (") and cure in said
 
 
 def test_a_machine_without_systemd_is_refused_at_the_first_look(load_module, tmp_path):
