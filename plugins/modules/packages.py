@@ -518,7 +518,12 @@ def main() -> None:
         else:
             warn(from_index(missing, options["cache_valid_time"], options["lock_timeout"]))
     except (Failure, Damaged) as failure:
-        module.fail_json(msg=f"packages {' '.join(missing)}: {failure}")
+        if missing_of(missing):
+            module.fail_json(msg=f"packages {' '.join(missing)}: {failure}")
+        # Another package's fault, which each apt-get meets anew: a module that a new kernel does not build, say.
+        module.warn(
+            f"{' '.join(missing)} are installed, but apt could not finish something else; see to that: {failure}"
+        )
     finally:
         NOTE.close()
     still = missing_of(missing)

@@ -351,6 +351,22 @@ def test_one_source_that_fails_does_not_stand_in_the_way_of_others(packages, mon
     assert not changed and "Release file" in said
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_another_packages_fault_does_not_stand_in_the_way(packages, monkeypatch, call_main, there):
+    """As of a DKMS module that the newest kernel does not build: whatever is installed, apt-get ends with 100."""
+    asked, said = [], []
+    monkeypatch.setattr(packages, "installed", lambda names: {*names} if there and asked else set())
+
+    def from_index(*arguments):
+        asked.append(arguments)
+        raise packages.Failure("Errors were encountered while processing:\n nvidia-dkms-535")
+
+    monkeypatch.setattr(packages, "from_index", from_index)
+    found = call_main(packages, said=said, names=["chrony"], source="index")
+    assert found.get("failed", False) is not there
+    assert "nvidia-dkms-535" in (said[0] if there else found["msg"]) and (found.get("changed") or not there)
+
+
 def test_a_lock_that_is_held_is_waited_for_once(packages, monkeypatch):
     asked = []
 
