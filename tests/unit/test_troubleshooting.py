@@ -58,6 +58,8 @@ OTHERS = {
     "Conflicting values set for option Signed-By",
     "Can not perform a '--user' install",
     "Illegal instruction",
+    "The module interpreter '/usr/bin/python3' was not found",
+    "sudo: not found",
     "401 Client Error",
     "403 Forbidden",
     "certificate verify failed",
