@@ -146,7 +146,7 @@ def explained(command: list[str], code: int, output: str) -> Failure:
         kind = Hindered
     elif UNREADABLE in tail:
         kind = Hindered
-    cure = "".join(f"\n{words}" for symptom, words in CURES.items() if re.search(symptom, tail))
+    cure = "".join(f"\n{words}" for symptom, words in CURES.items() if re.search(symptom, output))
     return kind(f"`{' '.join(command)}` ended with {code}:\n{tail}{cure}")
 
 

@@ -148,6 +148,14 @@ def test_what_is_to_be_done_is_said_beside_apts_words(packages, said, cure, stop
     assert cure in str(failure).partition(said)[2] and bool(cure) == (not str(failure).endswith(said))
 
 
+def test_what_is_to_be_done_is_said_of_more_words_than_are_shown(packages):
+    said = (
+        "E: Release file for http://a/InRelease is not valid yet (invalid for another 2h 1min 3s)."
+        + "\nW: other" * 20
+    )
+    assert "date --set=" in str(packages.explained(["apt-get", "update"], 100, said))
+
+
 def test_sources_that_apt_cannot_read_are_no_want_of_an_index(packages, apt, tmp_path, call_main):
     """Else the controller was to bring what is missing, and failed at the same file."""
     source = "deb [signed-by={}] http://127.0.0.1/debian bookworm {}\n"
