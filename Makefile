@@ -8,6 +8,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 BENCH_VENV := .venv-bench
 DOCS_VENV := .venv-docs
+# What a machine tells pip for all that it installs (pip.conf, NVIDIA's containers) is not for what is locked.
+export PIP_USER := 0
+export PIP_CONSTRAINT := /dev/null
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 # Named, so that it holds in a directory that others may write to, too, where Ansible would pass ansible.cfg over.
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg

@@ -20,6 +20,7 @@ import known_hosts
 from telling import forks_fault
 
 LEAST_PERSON = 1000  # uids below are the system's, on Debian and Ubuntu
+LEAST_RELEASE = {"Debian": 12, "Ubuntu": 22.04}  # what others make of these has numbers of its own
 SERVICE_COMMENT = "Trainyard"  # in passwd, by which the role identity knows the user that it made
 ADOPTED_COMMENT = "Trainyard (made by hand)"  # of one that was there before, which reset.yml leaves
 SERVICE_SHELL = "/bin/bash"
@@ -192,6 +193,29 @@ def _place(pattern: str, user: str, home: str) -> str:
     return os.path.normpath(os.path.join(home, path))
 
 
+def release_fault(facts: Mapping[str, Any]) -> str:
+    """Why a host's release cannot be set up, by Ansible's facts of it; "" where it can, or has no number."""
+    system, version = facts.get("distribution"), str(facts.get("distribution_version"))
+    least = LEAST_RELEASE.get(system)
+    if not least or not re.fullmatch(r"\d+(\.\d+)?", version) or float(version) >= least:
+        return ""
+    return (
+        f"found {system} {version}; expected Debian 12 or later, or Ubuntu 22.04 or later. Upgrade it (Ubuntu: "
+        "do-release-upgrade), or take the host out of the inventory."
+    )
+
+
+def init_fault(survey: Mapping[str, Any]) -> str:
+    """Why a host keeps no run; "" where it does. `survey`: what the module identity_survey found."""
+    if not survey["init"]:
+        return ""
+    return (
+        f"found {survey['init']} as the first process; expected systemd, which keeps runs going there. In WSL put "
+        "[boot] and below it systemd=true into /etc/wsl.conf, and type wsl --shutdown in Windows. A container that "
+        "has none (Docker's, RunPod's) trains by itself alone: with a checkout in it, and inventory/local."
+    )
+
+
 def service_user_fault(survey: Mapping[str, Any], user: str, home: str) -> str:
     """Why `user` with the home `home` cannot be the service user; "" where it can.
 
@@ -266,9 +290,16 @@ def without_root(message: str, host: str, user: str) -> str:
     reason = message.removeprefix("Task failed: ").strip()
     if not re.search(r"sudo|password|privilege|become", reason, re.IGNORECASE):
         return reason
+    cure = ""
+    if re.search(r"sudo: (command )?not found|not in the sudoers", reason):  # as Debian's installer leaves it
+        cure = f" Type there as root: apt-get install sudo && /usr/sbin/adduser {user} sudo."
+    elif "must have a tty" in reason:
+        cure = (
+            f" Take `requiretty` out of /etc/sudoers there, or write `Defaults:{user} !requiretty` (visudo)."
+        )
     return (
         f"{host}: {user} cannot become root there ({reason}); expected sudo, with a password (-K asks for it) or "
-        "without. Nothing was changed."
+        f"without.{cure} Nothing was changed."
     )
 
 
@@ -396,11 +427,13 @@ class FilterModule:
             "etcd_runs_of": etcd_runs_of,
             "etcd_token": etcd_token,
             "forks_fault": forks_fault,
+            "init_fault": init_fault,
             "mesh_keys": mesh_keys,
             "next_peers": next_peers,
             "peer_authorized_keys": peer_authorized_keys,
             "peer_known_hosts": peer_known_hosts,
             "peer_ssh_ports": peer_ssh_ports,
+            "release_fault": release_fault,
             "service_comment": service_comment,
             "mesh_login_fault": mesh_login_fault,
             "service_user_fault": service_user_fault,

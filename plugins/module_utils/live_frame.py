@@ -19,6 +19,7 @@ BAR = 20  # columns between a bar's brackets
 NAMED = 12  # columns in which a task's name says something
 KEPT_ROWS = 4  # of the terminal, for what scrolls above
 TAIL = 15  # lines of a failed command's words
+NO_PYTHON = re.compile(r"module interpreter '.+' was not found")  # by Ansible
 SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -~]?)")
 SHARE = re.compile(r"\b(\d[\d,]*)(?:/| of )(\d[\d,]*)\b")
 PERCENT = re.compile(r"(?:^|: )(\d{1,3}) %")
@@ -221,11 +222,21 @@ def failure_text(result: dict) -> str:
     for words in said[:1]:
         if words.strip() not in lines[0]:
             lines += words.strip().splitlines()[-TAIL:]
+    if NO_PYTHON.search(lines[0]):  # as on the smallest Debian
+        lines.append(
+            "Ansible needs a Python there. As root on that host: apt-get install python3; or from here, with your -i "
+            "and -K: ansible HOST -b -m raw -a 'apt-get update && apt-get -y install python3'"
+        )
     return clean("\n".join(lines)).strip()
 
 
 def failures(result: dict) -> list[str]:
-    """`failure_text` of a task's result; of a loop, that of each item that failed, after the item's name."""
+    """`failure_text` of a task's result; of a loop, that of each item that failed, after the item's name.
+
+    Of facts, that of each module which should have gathered them: the task's own says no more than that module's name.
+    """
+    if gathering := result.get("failed_modules"):
+        return [failure_text(one) for one in gathering.values()]
     items = [one for one in result.get("results") or () if isinstance(one, dict)]
     failed = [one for one in items if one.get("failed") or one.get("unreachable")]
     return [

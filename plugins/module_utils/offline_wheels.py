@@ -117,7 +117,8 @@ def download(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={**os.environ, "TMPDIR": str(temporary)},
+        # A constraint for all that this machine installs (NVIDIA's containers have one) is not for the lock.
+        env={**os.environ, "TMPDIR": str(temporary), "PIP_CONSTRAINT": os.devnull},
     )
     code, output = followed(process, pip.hear, lambda: say(f"the controller: {pip.now()}"))
     listed.unlink()

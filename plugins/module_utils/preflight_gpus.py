@@ -72,7 +72,7 @@ def gpu_memory(cluster: Cluster) -> Iterable[Said]:
         foreign = [one for one in gpu["processes"] if not one["run"]]
         desktops = [one for one in foreign if "G" in one["kind"]]
         others = [one for one in foreign if "G" not in one["kind"]]
-        used = max(float(row.get("memory.used", 0)) for row in gpu["gpus"])
+        used = max(number(row.get("memory.used", "0")) for row in gpu["gpus"])
         if desktops and used > cluster.limits.gpu_used_mb:
             well = False
             text = f"a desktop: {', '.join(dict.fromkeys(one['name'] for one in desktops))}; {used:.0f} MiB in use"
@@ -104,10 +104,15 @@ def gpu_health(cluster: Cluster) -> Iterable[Said]:
             name = f"GPU {row.get('index', '?')}"
             errors = row.get("ecc.errors.uncorrected.volatile.total", "0")
             hard = [f"{errors} uncorrected memory errors"] if number(errors) > 0 else []
+            # [GPU is lost], [GPU requires reset]: in place of each figure
+            hard += list(
+                dict.fromkeys(value.strip("[]") for value in row.values() if value.startswith("[GPU "))
+            )
             hard += [
                 f"row remapping {what}"
                 for what in ("pending", "failure")
-                if row.get(f"remapped_rows.{what}", "0").lower() not in ("0", "no", "")
+                if (told := row.get(f"remapped_rows.{what}", "0").lower()) not in ("0", "no", "")
+                and told[0] != "["
             ]
             bits = row.get("clocks_throttle_reasons.active") or row.get("clocks_event_reasons.active", "0x0")
             bits = int(bits, 16) if bits.startswith("0x") else 0

@@ -160,7 +160,7 @@ def names(cluster: Cluster) -> Iterable[Said]:
         if host in lines:
             space = "[[:space:]]"
             gone = [
-                f'-e "{number}s/{space}{name}{space}/ /" -e "{number}s/{space}{name}$//"'
+                f'-e "{number}s/{space}{name}{space}/ /I" -e "{number}s/{space}{name}$//I"'
                 for number, name in lines[host]
             ]
             taken = cluster.on([host], f"sed -i.before {' '.join(gone)} /etc/hosts")
@@ -342,8 +342,27 @@ def kernel(cluster: Cluster) -> Iterable[Said]:
         # Who differs from most may be the one that has been upgraded.
         newest = max(found.values(), key=lambda release: [int(part) for part in re.findall(r"\d+", release)])
         old = [host for host, release in found.items() if release != newest]
-        cure = cluster.on(old, 'sh -c "apt-get update && apt-get dist-upgrade -y && reboot"')
+        systems_name = cluster.survey()[next(iter(found))]["system"]
+        cure = _newer_kernel(cluster, old, found, newest, systems_name)
         yield from equal(cluster, found, "kernel", WARN, lambda hosts, cure=cure: cure)
+
+
+def _newer_kernel(cluster: Cluster, old: list[str], found: dict[str, str], newest: str, system: str) -> str:
+    """What brings the `newest` kernel to the `old` hosts: an upgrade keeps to a series, such as 6.8's generic ones."""
+
+    def series(release: str) -> tuple[str, str]:
+        return ".".join(re.findall(r"\d+", release)[:2]), release.rpartition("-")[2]
+
+    upgrade = "apt-get update && apt-get {} -y && reboot"
+    if {series(found[host]) for host in old} <= {series(newest)}:
+        return cluster.on(old, f'sh -c "{upgrade.format("dist-upgrade")}"')
+    release = system.partition("ubuntu-")[2]
+    if release and {series(one)[1] for one in found.values()} == {"generic"}:
+        # A desktop has the one of later releases from the start, a server that of its own.
+        return cluster.on(old, f'sh -c "{upgrade.format(f"install linux-generic-hwe-{release}")}"')
+    having = next(host for host, one in found.items() if one == newest)
+    names = cluster.on([having], f"dpkg -S /boot/vmlinuz-{newest}")
+    return f"{names}   names its package; install that on {named(old)}, and boot it"
 
 
 @check(
@@ -446,19 +465,19 @@ def disk(cluster: Cluster) -> Iterable[Said]:
         needed = (
             f"{need:.1f} GB needed{f' besides {there:.1f} that are there' if there >= 0.05 else ''}{more}"
         )
-        fault = ""
+        fault, where = "", cluster.facts[host]["run"]["run_dir"].rsplit("/", 1)[0]
+        cure = cluster.on([host], f"du -sh {where}") + "   and remove old runs there"
         if room["read_only"]:
             fault = "it is mounted for reading alone"
+            cure = cluster.on([host], "dmesg --level=err,crit")
+            cure += "   the kernel does so with a disk whose file system has faults: boot, which checks it"
         elif room["free"] < need * GB:
             fault = f"{room['free'] / GB:.1f} of {room['total'] / GB:.1f} GB free, {needed}"
         elif room["inodes"] is not None and room["inodes"] < 10_000:
             fault = f"{room['inodes']} files may still be made"
         if fault:
             well = False
-            where = cluster.facts[host]["run"]["run_dir"].rsplit("/", 1)[0]
-            yield Said(
-                FAIL, [host], fault, cluster.on([host], f"du -sh {where}") + "   and remove old runs there"
-            )
+            yield Said(FAIL, [host], fault, cure)
     if well:
         free = min(survey["disk"]["free"] for survey in cluster.survey().values())
         yield Said(PASS, cluster.alive, f"{free / GB:.0f} GB free or more, {most:.1f} GB needed{more}")
@@ -474,7 +493,15 @@ def memory(cluster: Cluster) -> Iterable[Said]:
     for host, survey in cluster.survey().items():
         processes = cluster.facts[host]["run"]["processes"]
         free = survey["memory"]["available"] / GB / processes
-        if free < cluster.limits.memory_gb:
+        promised = survey["memory"].get("promised")
+        if promised is not None and promised / GB / processes < min(cluster.limits.memory_gb, free):
+            well = False
+            text = f"{promised / GB:.2f} GB for {processes} processes: vm.overcommit_memory is 2, by which the kernel "
+            text += "gives programs no more than half of the memory, used or not"
+            cure = cluster.on([host], "sysctl vm.overcommit_memory=0")
+            cure += "   and where that is set at boot: grep -rs overcommit /etc/sysctl.conf /etc/sysctl.d"
+            yield Said(FAIL, [host], text, cure)
+        elif free < cluster.limits.memory_gb:
             well = False
             text = f"{survey['memory']['available'] / GB:.2f} GB available for {processes} processes"
             yield Said(

@@ -78,6 +78,16 @@ def size(path: str) -> int:
     return sum(found.values())
 
 
+def volume(number: int, sys: str = "/sys") -> str:
+    """The path of the logical volume that a disk (st_dev) is; "" where it is none."""
+    place = f"{sys}/dev/block/{os.major(number)}:{os.minor(number)}/dm"
+    try:
+        with open(f"{place}/uuid", encoding="utf-8") as uuid, open(f"{place}/name", encoding="utf-8") as name:
+            return f"/dev/mapper/{name.read().strip()}" if uuid.read().startswith("LVM-") else ""
+    except OSError:
+        return ""
+
+
 def faults(needs: list[dict]) -> list[str]:
     """A sentence for each disk that has less room than what lies there needs together, besides what is there of it."""
     disks: dict[int, list[dict]] = {}
@@ -85,7 +95,7 @@ def faults(needs: list[dict]) -> list[str]:
         need = {**need, "bytes": max(0, need["bytes"] - sum(map(size, need.get("left", []))))}
         disks.setdefault(os.stat(nearest(need["path"])).st_dev, []).append(need)
     said = []
-    for together in disks.values():
+    for number, together in disks.items():
         disk = os.statvfs(nearest(together[0]["path"]))
         free, needed = disk.f_bavail * disk.f_frsize, sum(need["bytes"] for need in together)
         if free < needed:
@@ -94,6 +104,9 @@ def faults(needs: list[dict]) -> list[str]:
             said.append(
                 f"{paths}: found {free / 1e9:.2f} GB free; expected {needed / 1e9:.2f} GB, for {what}."
             )
+            # Ubuntu's installer for servers leaves half of a disk to no volume, or more.
+            if device := volume(number):
+                said[-1] += f" Where `sudo vgs` shows room: sudo lvextend -r -l +100%FREE {device}."
     return said
 
 

@@ -8,9 +8,9 @@ module: etc_hosts
 short_description: The cluster's hosts in /etc/hosts, in a block of their own
 description:
   - Lines outside of the block stay as they are, with one exception. The line that Debian and Ubuntu write
-    for a machine's own name, C(127.0.1.1 NAME), becomes a comment where it has names of the cluster's hosts; what else
-    it has is in the block. With it, a machine believes that its own name is a loopback address, tells that to its
-    peers, and they cannot connect.
+    for a machine's own name, C(127.0.1.1 NAME), and Vagrant with the next such address, becomes a comment where it has
+    names of the cluster's hosts; what else it has is in the block. With it, a machine believes that its own name is a
+    loopback address, tells that to its peers, and they cannot connect.
 options:
   hosts:
     description: One item a host, in order; each with C(address) and C(names).
@@ -42,7 +42,7 @@ conflicts:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_identity import HOST, hosts_file
+from ansible.module_utils.host_identity import HOST, hosts_file, written_at_start
 from ansible.module_utils.managed_block import endless, read, through_links, write
 
 
@@ -61,6 +61,8 @@ def main() -> None:
     after, found = hosts_file(before, module.params["hosts"])
     for conflict in found:
         module.warn(f"{path} has the line {conflict}. The first line wins; remove yours if it is stale.")
+    if words := written_at_start(before, read("/etc/wsl.conf")):
+        module.warn(words)
     if after != before and not module.check_mode:
         write(module, through_links(path), after)
     diff = {"before_header": path, "after_header": path, "before": before, "after": after}

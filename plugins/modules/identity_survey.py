@@ -74,6 +74,7 @@ survey:
     machine_id_stands: {description: "Whether it is one, and not in O(taken).", type: bool}
     public_key: {description: "The service user's public key, as type and base64; empty if there is none.", type: str}
     cloud_init: {description: Whether cloud-init is there., type: bool}
+    init: {description: "The name of the first process, where that is not systemd.", type: str}
     etcd_unit: {description: "The unit of the memory of runs (roles/etcd); empty without one.", type: str}
     kept_awake: {description: "Whether a site.yml that installs, or was killed then, keeps it awake.", type: bool}
     groups: {description: "The groups that the user is in, by name; none without one.", type: list}
@@ -244,6 +245,11 @@ def name_at_boot() -> str:
     return lines[0] if lines else ""
 
 
+def init(root: str = "/") -> str:
+    """The first process's name, where systemd has not booted the machine (sd_booted(3)); else ""."""
+    return "" if os.path.isdir(f"{root}run/systemd/system") else read(f"{root}proc/1/comm").strip()
+
+
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -283,6 +289,7 @@ def main() -> None:
             "groups": groups_of(user),
             "sshd": sshd(module, user, hosts, module.params["own"]),
             "cloud_init": os.path.isdir("/etc/cloud/cloud.cfg.d"),
+            "init": init(),
             "etcd_unit": read("/etc/systemd/system/trainyard-etcd.service").encode(errors="replace").decode(),
             "kept_awake": os.path.exists("/run/systemd/transient/trainyard-setup.service"),
         },

@@ -90,6 +90,15 @@ LOOK_AGAIN = 2.0  # seconds
 SOURCES = 3  # that are asked for an index
 SIGNED = b"-----BEGIN PGP SIGNED MESSAGE-----"
 NOTE = Note()  # what it does now; main says where
+UNREADABLE = "The list of sources could not be read"  # by apt, which then does nothing at all
+CURES = {
+    UNREADABLE: "apt does nothing until that is mended. Correct what it names, in /etc/apt on the host; where two "
+    "files have one source, each with another Signed-By, remove one of them. Then run again.",
+    r"is not valid yet \(invalid for|is expired \(invalid since": "By the host's clock: compare `date` there, set it "
+    "(sudo date --set='YYYY-MM-DD HH:MM') where it is wrong, and run again.",
+    r"Unable to locate package|has no installation candidate": "None of the host's package sources (/etc/apt) has it. "
+    "Ubuntu has much in universe: where that is not among them, sudo add-apt-repository universe, and run again.",
+}
 
 
 class Failure(Exception):
@@ -97,7 +106,7 @@ class Failure(Exception):
 
 
 class Hindered(Failure):
-    """Another process holds what apt needs, or the disk is full."""
+    """Another process holds what apt needs, the disk is full, or apt cannot read its sources."""
 
 
 def installed(names: list[str]) -> set[str]:
@@ -112,25 +121,33 @@ def installed(names: list[str]) -> set[str]:
 
 def run(command: list[str], words: str = "") -> str:
     """Run a command that must succeed; its output. words: what an apt-get begins with, whose progress is told."""
-    environment = {
-        **os.environ,
-        "DEBIAN_FRONTEND": "noninteractive",
-        "LC_ALL": "C.UTF-8",
-        "NEEDRESTART_MODE": "l",
-    }
-    code, output = apt_get(command, words, NOTE.say, env=environment)
+    code, output = apt_get(command, words, NOTE.say, env=environment())
     if code:
-        tail, kind = "\n".join(output.strip().splitlines()[-15:]), Failure
-        if re.search("No space left on device|enough free space in ", tail):
-            there = filter(os.path.isdir, PLACES)
-            free = ", ".join(f"{shutil.disk_usage(one).free / 2**20:,.0f} MiB at {one}" for one in there)
-            tail += (
-                f"\nThe disk is full ({free} free). Make room on the host (`apt-get clean`, "
-                "`journalctl --vacuum-size=200M`, old kernels: `apt-get autoremove`, `df -h`), and run again."
-            )
-            kind = Hindered
-        raise kind(f"`{' '.join(command)}` ended with {code}:\n{tail}")
+        raise explained(command, code, output)
     return output
+
+
+def environment() -> dict[str, str]:
+    """For what asks nobody, in English."""
+    quiet = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8", "NEEDRESTART_MODE": "l"}
+    return {**os.environ, **quiet}
+
+
+def explained(command: list[str], code: int, output: str) -> Failure:
+    """What failed, in the command's own last words, and what to do about it."""
+    tail, kind = "\n".join(output.strip().splitlines()[-15:]), Failure
+    if re.search("No space left on device|enough free space in ", tail):
+        there = filter(os.path.isdir, PLACES)
+        free = ", ".join(f"{shutil.disk_usage(one).free / 2**20:,.0f} MiB at {one}" for one in there)
+        tail += (
+            f"\nThe disk is full ({free} free). Make room on the host (`apt-get clean`, "
+            "`journalctl --vacuum-size=200M`, old kernels: `apt-get autoremove`, `df -h`), and run again."
+        )
+        kind = Hindered
+    elif UNREADABLE in tail:
+        kind = Hindered
+    cure = "".join(f"\n{words}" for symptom, words in CURES.items() if re.search(symptom, output))
+    return kind(f"`{' '.join(command)}` ended with {code}:\n{tail}{cure}")
 
 
 def run_apt(command: list[str], lock_timeout: int, words: str = "") -> str:
@@ -177,8 +194,15 @@ def mirrored(text: str) -> str:
 
 
 def indexes() -> str:
-    """What apt would fetch to know its sources anew, a line each, the address first."""
-    return subprocess.run(["apt-get", "update", "--print-uris"], capture_output=True, text=True).stdout
+    """What apt would fetch to know its sources anew, a line each, the address first.
+
+    Raises Hindered where it cannot read them, which says nothing of whether it would reach one.
+    """
+    command = ["apt-get", "update", "--print-uris"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment())
+    if UNREADABLE in (done.stderr or ""):
+        raise explained(command, done.returncode, done.stderr)
+    return done.stdout
 
 
 def has_directory() -> bool:
@@ -465,16 +489,16 @@ def main() -> None:
         module.exit_json(changed=False)
     if options["move"] or options["upgrade"]:
         names = options["names"] if options["move"] else []
-        if not (reaches_index() or (has_directory() and all(map(known, names)))):
-            module.fail_json(
-                msg=f"{' '.join(names or options['upgrade'])}: another version of what is installed comes from this "
-                "host's package index alone, and it reaches none (nothing was changed). Name a mirror that it reaches "
-                "in /etc/apt/sources.list, or leave the versions that are there."
-            )
-        if module.check_mode:
-            module.exit_json(changed=bool(missing_of(names)), installed=missing_of(names))
-        NOTE.path = PACKAGES
         try:
+            if not (reaches_index() or (has_directory() and all(map(known, names)))):
+                module.fail_json(
+                    msg=f"{' '.join(names or options['upgrade'])}: another version of what is installed comes from "
+                    "this host's package index alone, and it reaches none (nothing was changed). Name a mirror that it "
+                    "reaches in /etc/apt/sources.list, or leave the versions that are there."
+                )
+            if module.check_mode:
+                module.exit_json(changed=bool(missing_of(names)), installed=missing_of(names))
+            NOTE.path = PACKAGES
             changed, said = move(names, options["remove"], options["upgrade"], options["lock_timeout"])
             warn(said)
         except Failure as failure:
@@ -494,7 +518,12 @@ def main() -> None:
         else:
             warn(from_index(missing, options["cache_valid_time"], options["lock_timeout"]))
     except (Failure, Damaged) as failure:
-        module.fail_json(msg=f"packages {' '.join(missing)}: {failure}")
+        if missing_of(missing):
+            module.fail_json(msg=f"packages {' '.join(missing)}: {failure}")
+        # Another package's fault, which each apt-get meets anew: a module that a new kernel does not build, say.
+        module.warn(
+            f"{' '.join(missing)} are installed, but apt could not finish something else; see to that: {failure}"
+        )
     finally:
         NOTE.close()
     still = missing_of(missing)

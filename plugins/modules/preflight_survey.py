@@ -63,6 +63,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ansible.module_utils.address_probe import others_with
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host_identity import LOOPBACK
 from ansible.module_utils.host_runs import UNIT, at_work, environment_dir, run_processes
 from ansible.module_utils.host_survey import in_container, interfaces, ssh_session
 from ansible.module_utils.installed_packages import installed_torch, installed_versions
@@ -144,16 +145,21 @@ def hosts_text() -> str:
 def owners_lines(text: str, hosts: list[dict]) -> list[dict]:
     """[{number, text, names}], the lines of /etc/hosts outside ours that lead a host's name elsewhere.
 
-    Only what the role identity leaves as it is: from 127.0.1.1 it takes the names away, and IPv6 is not looked at.
+    Only what the role identity leaves as it is: from LOOPBACK it takes the names away, and IPv6 is not looked at.
     """
     found, ours = [], False
     for number, line in enumerate(text.split("\n"), 1):
         ours = line.startswith(BEGIN) or (ours and not line.startswith(END))
-        address, *names = line.partition("#")[0].split() or [""]
+        # In small letters: NODE1 is found by who asks for node1.
+        address, *names = line.partition("#")[0].lower().split() or [""]
         wrong = [
-            name for host in hosts if host["address"] != address for name in host["names"] if name in names
+            name
+            for host in hosts
+            if host["address"] != address
+            for name in host["names"]
+            if name.lower() in names
         ]
-        if wrong and not ours and "." in address and address != "127.0.1.1":
+        if wrong and not ours and "." in address and not LOOPBACK.fullmatch(address):
             found.append({"number": number, "text": line.strip(), "names": wrong})
     return found
 
@@ -217,8 +223,12 @@ def versions(run_command, opt_dir: str, root: str = "") -> dict[str, str]:
     }
 
 
-def memory(root: str = "") -> dict[str, int]:
-    """Bytes: of memory in all, available, and in use of swap; of /dev/shm in all."""
+def memory(root: str = "") -> dict[str, int | None]:
+    """Bytes: of memory in all, available, and in use of swap; of /dev/shm in all.
+
+    promised: what programs may still be given, where the kernel gives no more than it has (vm.overcommit_memory); else
+    None.
+    """
     lines = dict(line.split(":", 1) for line in read(f"{root}/proc/meminfo").splitlines() if ":" in line)
     size = {name: int(value.split()[0]) * 1024 for name, value in lines.items() if value.split()[0].isdigit()}
     try:
@@ -226,7 +236,9 @@ def memory(root: str = "") -> dict[str, int]:
         shared = stat.f_blocks * stat.f_frsize
     except OSError:
         shared = 0
+    strict = read(f"{root}/proc/sys/vm/overcommit_memory") == "2"
     return {
+        "promised": size.get("CommitLimit", 0) - size.get("Committed_AS", 0) if strict else None,
         "total": size.get("MemTotal", 0),
         "available": size.get("MemAvailable", 0),
         "swapped": size.get("SwapTotal", 0) - size.get("SwapFree", 0),
@@ -343,13 +355,18 @@ def cards(root: str = "") -> int:
 
 
 def gpu_rows(text: str, fields: list[str]) -> list[dict[str, str]]:
-    """nvidia-smi's CSV (noheader, nounits) as {field: value}; values that a card does not have are left out."""
+    """nvidia-smi's CSV (noheader, nounits) as {field: value}; values that a card does not have are left out.
+
+    So are those that the driver does not tell ([Unknown Error]), but for what it says of a card that is lost.
+    """
     rows = []
     for line in text.splitlines():
         values = [value.strip() for value in line.split(",")]
         if len(values) == len(fields):
             pairs = zip(fields, values, strict=True)
-            rows.append({name: value for name, value in pairs if not re.match(r"\[?N/A|\[?Not Supp", value)})
+            rows.append(
+                {name: value for name, value in pairs if not re.match(r"\[(?!GPU )|N/A|Not Supp", value)}
+            )
     return rows
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -103,6 +104,10 @@ BROKEN_OFF = re.compile(
     r"|DO NOT MATCH THE HASHES|BadZipFile|bad magic number"
 )
 PYTHONS = ".python"  # beside the environments: the Pythons that were brought
+# What a machine may tell pip for all that it installs, and that would put this elsewhere or in other versions: pip.conf
+# with `user`, say, or the constraint of NVIDIA's containers. pip passes over an empty variable, and goes by pip.conf.
+NOT_HERE = {"PIP_USER": "0", "PIP_CONSTRAINT": os.devnull, "PIP_DRY_RUN": "0", "PIP_REQUIRE_HASHES": "0"}
+NEITHER = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_PYTHON")
 
 # What pip must know about a machine to choose wheels for it (PEP 508's names), asked of the interpreter.
 PROBE = """
@@ -163,7 +168,7 @@ def interpreter(python: str) -> dict:
     asked = subprocess.run([path, "-I", "-c", PROBE], capture_output=True, text=True)
     if asked.returncode:
         raise Failure(f"{path} does not run: {asked.stderr.strip()[-300:]}")
-    about = json.loads(asked.stdout)
+    about = json.loads(asked.stdout.splitlines()[-1])  # a machine's sitecustomize may speak before
     version = about["markers"]["python_full_version"]
     minor = tuple(map(int, about["markers"]["python_version"].split(".")))
     # Ubuntu 22.04's python3.11 is 3.11.0rc1, in which torch does not load.
@@ -380,8 +385,11 @@ class Environment:
     def settings(self) -> dict:
         """How its commands run, as subprocess takes it."""
         environment = {
-            k: v for k, v in os.environ.items() if not k.startswith("PYTHON") and k != "VIRTUAL_ENV"
-        } | way_out()
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith("PYTHON") and k not in ("VIRTUAL_ENV", *NEITHER)
+        }
+        environment |= way_out() | NOT_HERE
         if self.options["cache_dir"]:
             environment["PIP_CACHE_DIR"] = self.options["cache_dir"]
         # /tmp may be memory, and a CUDA build of torch is several gigabytes.
@@ -392,7 +400,7 @@ class Environment:
         """Run a command that must succeed; its output."""
         done = subprocess.run(command, capture_output=True, text=True, **self.settings())
         if done.returncode:
-            raise Failure(explain(command, done.stdout + done.stderr, self))
+            raise Failure(explain(command, done.stdout + done.stderr + killed(done.returncode), self))
         return done.stdout
 
     def install(self, *arguments: str, wanted: int = 0) -> None:
@@ -409,7 +417,7 @@ class Environment:
                 line for line in output.splitlines() if not line.lstrip().startswith("WARNING:")
             )
             if attempt + 1 == TRIES or not BROKEN_OFF.search(words):
-                raise Failure(explain(("pip", "install", *arguments), output, self))
+                raise Failure(explain(("pip", "install", *arguments), output + killed(code), self))
             self.note.say("the download broke off, and is tried again")
 
     def _install(self, arguments: tuple[str, ...], wanted: int) -> tuple[int, str]:
@@ -612,12 +620,27 @@ class Environment:
         return pruned
 
 
+def killed(code: int) -> str:
+    """What is said of a process that ended with `code`: one that a signal ended had no time for words of its own."""
+    return f"\nended by signal {-code} ({signal.strsignal(-code)})" if code < 0 else ""
+
+
 def explain(command: tuple[str, ...], output: str, environment: Environment) -> str:
     """What failed, in the tool's own last words, and what to do about it."""
     markers = environment.about["markers"]
     where = f"Python {markers['python_version']} on {markers['platform_machine']}"
     free = shutil.disk_usage(environment.directory).free / 2**30
+    processor = (
+        "This processor lacks instructions that the packages are compiled for. A virtual machine may hide what its "
+        "machine has: give it that one's processor (Proxmox: type host; libvirt: host-passthrough)."
+    )
     cures = {
+        "ended by signal 4": processor,
+        "NumPy was built with baseline optimizations": processor,
+        "ended by signal 9": "The kernel ends so what there is no memory for (dmesg says it): end what need not run "
+        "there, or add swap, and run again.",
+        "failed to map segment from shared object": f"The disk of {environment.directory} is mounted noexec: set "
+        "python_env_dir to one that is not.",
         "No space left": f"The disk of {environment.directory} is full ({free:.1f} GiB free): make room, "
         "or set python_env_dir.",
         "DO NOT MATCH THE HASHES": "The index serves something else than the lock was made from: find "
@@ -631,7 +654,8 @@ def explain(command: tuple[str, ...], output: str, environment: Environment) -> 
     }
     cure = next((cure for symptom, cure in cures.items() if symptom in output), "")
     last = [line for line in output.splitlines() if line.strip()][-8:]
-    return "\n".join([f"`{' '.join(command)}` failed:", *last, cure]).rstrip()
+    shown = " ".join("'a step of training'" if part == SELF_TEST else part for part in command)
+    return "\n".join([f"`{shown}` failed:", *last, cure]).rstrip()
 
 
 def have(environment: Environment, options: dict) -> dict:

@@ -358,6 +358,23 @@ def test_of_a_loop_the_items_that_failed_are_named():
     assert live.failures({"msg": "no such list", "results": []}) == ["no such list"]
 
 
+def test_of_facts_the_module_says_why_and_a_host_without_python_has_its_cure():
+    def gathered(**words):
+        name = "ansible.legacy.setup"
+        told = {"msg": f"The following modules failed to execute: {name}.", "failed_modules": {name: words}}
+        return "\n".join(live.failures(told))
+
+    missing = "The module interpreter '/usr/bin/python3' was not found."
+    assert gathered(msg="no room on /home", rc=1) == "no room on /home"
+    assert gathered(msg=missing, module_stderr="/bin/sh: 1: /usr/bin/python3: not found").splitlines()[
+        :2
+    ] == [
+        missing,
+        "/bin/sh: 1: /usr/bin/python3: not found",
+    ]
+    assert "apt-get install python3" in gathered(msg=missing)
+
+
 def test_hosts_are_folded_and_the_recap_has_a_line_each():
     assert live.folded([f"h{n}" for n in range(11)]) == "h0 h1 h2 h3 h4 h5 h6 h7 and 3 more"
     none = {"ok": 1, "changed": 0, "failures": 0, "unreachable": 0}

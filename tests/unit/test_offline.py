@@ -174,6 +174,12 @@ def test_a_missing_build_is_said_with_the_cure(pip):
         offline_wheels.download(["torch==2.13.0"], {"markers": MARKERS, "glibc": "2.36"}, house)
 
 
+def test_a_constraint_of_the_controllers_own_is_not_for_the_lock(pip, monkeypatch):
+    monkeypatch.setenv("PIP_CONSTRAINT", "/etc/pip/constraint.txt")
+    house = pip('[ "$PIP_CONSTRAINT" = /dev/null ]')
+    offline_wheels.download(["big==1.0"], {"markers": MARKERS, "glibc": "2.36"}, house)
+
+
 def test_what_the_controller_downloads_is_said_and_nothing_besides_is_left(pip):
     house = pip(
         "echo '  Downloading big-1.0-py3-none-any.whl (40.0 MB)'\n"

@@ -126,6 +126,52 @@ def test_another_fault_is_not_waited_for(packages, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("said", "cure", "stops"),
+    [
+        (
+            "E: Release file for http://a/dists/noble-updates/InRelease is not valid yet (invalid for another 2d 3h). "
+            "Updates for this repository will not be applied.",
+            "date --set=",
+            False,
+        ),
+        ("E: Release file for http://a/InRelease is expired (invalid since 9d).", "date --set=", False),
+        ("E: Unable to locate package etcd-server", "universe", False),
+        ("E: Package 'etcd-server' has no installation candidate", "universe", False),
+        ("E: The list of sources could not be read.", "Signed-By", True),
+        ("dpkg: error: No space left on device", "The disk is full", True),
+        ("E: The repository 'http://gone Release' does not have a Release file.", "", False),
+    ],
+)
+def test_what_is_to_be_done_is_said_beside_apts_words(packages, said, cure, stops):
+    failure = packages.explained(["apt-get", "update"], 100, f"Hit:1 http://a noble InRelease\n{said}\n")
+    assert said in str(failure) and isinstance(failure, packages.Hindered) == stops
+    assert cure in str(failure).partition(said)[2] and bool(cure) == (not str(failure).endswith(said))
+
+
+def test_what_is_to_be_done_is_said_of_more_words_than_are_shown(packages):
+    said = (
+        "E: Release file for http://a/InRelease is not valid yet (invalid for another 2h 1min 3s)."
+        + "\nW: other" * 20
+    )
+    assert "date --set=" in str(packages.explained(["apt-get", "update"], 100, said))
+
+
+def test_sources_that_apt_cannot_read_are_no_want_of_an_index(packages, apt, tmp_path, call_main):
+    """Else the controller was to bring what is missing, and failed at the same file."""
+    source = "deb [signed-by={}] http://127.0.0.1/debian bookworm {}\n"
+    (tmp_path / "none").write_text(source.format("/a.gpg", "main") + source.format("/b.gpg", "contrib"))
+    with pytest.raises(
+        packages.Hindered, match=r"Conflicting values[^\0]*sources could not be read[^\0]*remove"
+    ):
+        packages.reaches_index()
+    for asked in ({"names": ["no-such-package"]}, {"names": ["dpkg"], "move": True}):
+        assert "remove one of them" in call_main(packages, **asked)["msg"]
+    if not os.geteuid():  # before anything is changed
+        with pytest.raises(packages.Hindered, match="remove one of them"):
+            packages.wait_for_others(1)
+
+
+@pytest.mark.parametrize(
     ("printed", "answers", "asked"),
     [
         (["http://a/debian/dists/x/InRelease", "http://b/dists/x/InRelease"], "http://a/", 1),
@@ -311,6 +357,22 @@ def test_one_source_that_fails_does_not_stand_in_the_way_of_others(packages, mon
     assert asked == (["install", "update", "install"] if fresh else ["update", "install"])
     changed, said = packages.move(["driver"], [], [], 60)
     assert not changed and "Release file" in said
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_another_packages_fault_does_not_stand_in_the_way(packages, monkeypatch, call_main, there):
+    """As of a DKMS module that the newest kernel does not build: whatever is installed, apt-get ends with 100."""
+    asked, said = [], []
+    monkeypatch.setattr(packages, "installed", lambda names: {*names} if there and asked else set())
+
+    def from_index(*arguments):
+        asked.append(arguments)
+        raise packages.Failure("Errors were encountered while processing:\n nvidia-dkms-535")
+
+    monkeypatch.setattr(packages, "from_index", from_index)
+    found = call_main(packages, said=said, names=["chrony"], source="index")
+    assert found.get("failed", False) is not there
+    assert "nvidia-dkms-535" in (said[0] if there else found["msg"]) and (found.get("changed") or not there)
 
 
 def test_a_lock_that_is_held_is_waited_for_once(packages, monkeypatch):

@@ -92,6 +92,10 @@ SERVICES = {7: "prometheus-node-exporter.service", 8: "trainyard-etcd.service", 
             [listens(9090, "127.0.0.1", [("node", 5)])],
             "end that program (sudo ss -ltnp 'sport = :9090' shows it).",
         ),
+        (
+            [listens(9090, "*", [("systemd", 1)])],
+            "(sudo systemctl list-sockets shows the unit of 9090, which",
+        ),
         ([listens(2389, "10.0.0.1", [("python", 9)])], "(process 9, trainyard@a.service)"),  # a rank's own
         ([listens(2389, owners=[])], "found the kernel listening at 0.0.0.0:2389"),
     ],
@@ -198,6 +202,27 @@ def disks(load_module, monkeypatch):
 )
 def test_a_disk_without_room_is_named_with_what_it_is_for(disks, there, said):
     assert disks(there) == said
+
+
+@pytest.mark.parametrize(
+    ("uuid", "device"),
+    [
+        ("LVM-abc123", "/dev/mapper/ubuntu--vg-ubuntu--lv"),
+        ("CRYPT-LUKS2-abc123-root", ""),
+        (None, ""),  # a partition
+    ],
+)
+def test_a_logical_volume_without_room_may_grow(load_module, monkeypatch, tmp_path, uuid, device):
+    module = load_module("disk_room")
+    place = tmp_path / "dev/block/253:0/dm"
+    place.mkdir(parents=True)
+    if uuid:
+        (place / "uuid").write_text(f"{uuid}\n")
+        (place / "name").write_text("ubuntu--vg-ubuntu--lv\n")
+    assert module.volume(os.makedev(253, 0), str(tmp_path)) == device
+    monkeypatch.setattr(module, "volume", lambda number: device)
+    (said,) = module.faults([{"path": "/", "bytes": 10**18, "what": "programs"}])
+    assert said.endswith(f"lvextend -r -l +100%FREE {device}.") if device else "lvextend" not in said
 
 
 def test_what_a_first_installation_needs_is_asked_of_no_other(load_module, run_module, tmp_path):

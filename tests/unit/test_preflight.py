@@ -254,11 +254,18 @@ FAULTS = {
     "upgraded Python": ([("node1", "survey.versions.python", "3.11.9")], "python", WARN, "node1", "3.11.9", "node1,node2,node3 -b -a 'sh -c \"apt-get update && apt-get upgrade"),
     "other torch": ([("node3", "survey.versions.torch", "2.12.0")], "torch", FAIL, "node3", "2.12.0", "--tags python_env"),
     "other NCCL": ([("node2", "survey.versions.nccl", "2.21.5")], "nccl", FAIL, "node2", "2.21.5", "--tags python_env"),
-    "newer kernel": ([("node2", "survey.versions.kernel", "6.12.1")], "kernel", WARN, "node2", "6.12.1", "node1,node3 -b -a 'sh -c \"apt-get update && apt-get dist-upgrade"),
+    "newer kernel": ([("node2", "survey.versions.kernel", "6.1.0-41-amd64")], "kernel", WARN, "node2", "6.1.0-41", "node1,node3 -b -a 'sh -c \"apt-get update && apt-get dist-upgrade"),
+    "kernel of backports": ([("node2", "survey.versions.kernel", "6.12.43+deb12-amd64")], "kernel", WARN, "node2", "6.12.43", "node2 -b -a 'dpkg -S /boot/vmlinuz-6.12.43+deb12-amd64'   names its package; install that on node1, node3"),
+    "Ubuntu's desktop beside servers": (
+        [*((a, "survey.system", "ubuntu-24.04") for a in NODES), *((a, "survey.versions.kernel", f"6.{n}.0-88-generic") for a, n in zip(NODES, (8, 14, 8), strict=True))],
+        "kernel", WARN, "node2", "6.14.0-88-generic", "node1,node3 -b -a 'sh -c \"apt-get update && apt-get install linux-generic-hwe-24.04 -y && reboot",
+    ),
     "older kernel": ([("node2", "survey.versions.kernel", "6.1.0-9-amd64")], "kernel", WARN, "node2", "6.1.0-9", "node2 -b -a 'sh -c \"apt-get update && apt-get dist-upgrade"),
     "other driver": ([("node2", "survey.versions.driver", "570.1")], "driver", WARN, "node2", "570.1", "--tags nvidia"),
     "full disk": ([("node2", "survey.disk.free", 10**9)], "disk", FAIL, "node2", "1.0 of 500.0 GB", "du -sh"),
-    "disk read-only": ([("node2", "survey.disk.read_only", True)], "disk", FAIL, "node2", "reading alone", "du -sh"),
+    "disk read-only": ([("node2", "survey.disk.read_only", True)], "disk", FAIL, "node2", "reading alone", "node2 -b -a 'dmesg --level=err,crit'"),
+    "memory that is not promised": ([("node2", "survey.memory.promised", 5 * 10**8)], "memory", FAIL, "node2", "0.50 GB for 1 processes: vm.overcommit_memory is 2", "sysctl vm.overcommit_memory=0"),
+    "a lost card": ([("node2", "survey.gpu.gpus", [dict.fromkeys(GPU, "[GPU is lost]")])], "gpu_health", FAIL, "node2", "GPU is lost", "--gpu-reset"),
     "no memory": ([("node2", "survey.memory.available", 5 * 10**8)], "memory", FAIL, "node2", "0.50 GB", "ps -eo"),
     "memlock by a drop-in": (
         [("node1", "survey.memlock", {"loaded": True, "set": 65536, "found": 65536, "drop_ins": ["/etc/x.conf"]})],
@@ -339,7 +346,7 @@ FAULTS = {
     ),
     "the owner's line": (
         [("node2", "survey.names.node3", ["10.0.0.9"]), ("node2", "survey.lines", [{"number": 4, "text": "10.0.0.9 node3", "names": ["node3"]}])],
-        "names", FAIL, "node2", "line 4 of /etc/hosts there: 10.0.0.9 node3", """node2 -b -a 'sed -i.before -e "4s/[[:space:]]node3[[:space:]]/ /" -e "4s/[[:space:]]node3$//" /etc/hosts'""",
+        "names", FAIL, "node2", "line 4 of /etc/hosts there: 10.0.0.9 node3", """node2 -b -a 'sed -i.before -e "4s/[[:space:]]node3[[:space:]]/ /I" -e "4s/[[:space:]]node3$//I" /etc/hosts'""",
     ),
     "closed port of the owner's firewall": (
         [("node2", "expected.firewall", False), (("node1"), "pairs.node2.ports.29500", "dropped")],
@@ -1048,6 +1055,10 @@ def test_gpus_are_read_with_the_fields_that_the_driver_knows(load_module):
             return 2, 'Field "clocks_throttle_reasons.active" is not a valid field to query.\n', ""
         return 0, ", ".join("0x40" if "clocks" in name else "[N/A]" for name in fields) + "\n", ""
 
+    told = "0, NVIDIA L4, [Unknown Error], [Insufficient Permissions], [GPU requires reset]\n"
+    assert module.gpu_rows(
+        told, ["index", "name", "memory.used", "temperature.gpu", "remapped_rows.pending"]
+    ) == [{"index": "0", "name": "NVIDIA L4", "remapped_rows.pending": "[GPU requires reset]"}]
     assert module.gpus(newer) == ([{"clocks_event_reasons.active": "0x40"}], "")
     rows, error = module.gpus(run_command)
     assert (rows, error) == ([{"index": "0", "name": "NVIDIA GeForce RTX 3090", "memory.used": "12"}], "")
@@ -1419,11 +1430,12 @@ def test_the_owners_lines_that_lead_a_name_elsewhere(load_module):
     """Not ours, not comments, nor those of the loopback, whose names the role identity takes away."""
     text = (
         "\n127.0.1.1 node2\n# 10.0.0.8 node2\n10.0.0.9 printer node2.lan # mine\n10.77.0.12 node2\nfd00::2 node2\n"
-        "# BEGIN trainyard\n10.77.0.13 node3\n10.0.0.7 node1\n# END trainyard\n10.0.0.6 node1\n"
+        "# BEGIN trainyard\n10.77.0.13 node3\n10.0.0.7 node1\n# END trainyard\n10.0.0.6 node1\n10.0.0.5 NODE3\n"
     )
     hosts = [{"address": f"10.77.0.1{n}", "names": [f"node{n}", f"node{n}.lan"]} for n in (1, 2, 3)]
     found = load_module("preflight_survey").owners_lines(text, hosts)
     assert found == [
         {"number": 4, "text": "10.0.0.9 printer node2.lan # mine", "names": ["node2.lan"]},
         {"number": 11, "text": "10.0.0.6 node1", "names": ["node1"]},
+        {"number": 12, "text": "10.0.0.5 NODE3", "names": ["node3"]},
     ]

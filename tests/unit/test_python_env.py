@@ -359,6 +359,49 @@ def test_pip_goes_by_the_hosts_proxy_which_sudo_does_not_read(case, tmp_path, mo
     assert environment.settings()["env"]["https_proxy"] == "http://10.0.0.9:3128"
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"PIP_CONFIG_FILE": "pip.conf"},
+        # The first as NVIDIA's containers have it.
+        {"PIP_CONSTRAINT": "constraint.txt", "PIP_USER": "1", "PIP_DRY_RUN": "1", "PIP_PYTHON": "/bin/false"},
+        {"PIP_TARGET": "elsewhere", "PIP_PREFIX": "elsewhere", "PIP_ROOT": "elsewhere"},
+    ],
+)
+def test_what_a_machine_tells_pip_for_all_that_it_installs_is_not_for_this(case, tmp_path, monkeypatch, told):
+    (tmp_path / "constraint.txt").write_text("alpha==0.9\n")
+    (tmp_path / "pip.conf").write_text(
+        f"[global]\nconstraint = {tmp_path}/constraint.txt\nrequire-hashes = true\n[install]\nuser = true\n"
+    )
+    for name, value in told.items():
+        monkeypatch.setenv(name, value if value == "1" else str(tmp_path / value))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(case.wheels))  # where from is the machine's to say
+    made = case.have(source="index", wheels=None, hashes={})["versions"]
+    assert (made["alpha"], made["torch"]) == ("1.0", "2.0+cpu")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", r"ended by signal 9 \(Killed\)\n.*no memory"),
+        ("import os; os.kill(os.getpid(), 4)", r"ended by signal 4 \(Illegal instruction\)\n.*type host"),
+        ("raise RuntimeError('NumPy was built with baseline optimizations:\\n(X86_V2) but')", "type host"),
+        ("raise ImportError('x.so: failed to map segment from shared object')", "mounted noexec"),
+    ],
+)
+def test_why_a_machine_cannot_run_what_was_installed_is_told(case, monkeypatch, program, said):
+    monkeypatch.setattr(python_env, "SELF_TEST", program)
+    environment = python_env.Environment(case.options, python_env.interpreter(sys.executable))
+    with (
+        python_env.locked(environment.directory, 1) as environment.lock_descriptor,
+        pytest.raises(python_env.Failure, match=said) as failure,
+    ):
+        environment.run(sys.executable, "-I", "-c", program)
+    assert str(failure.value).startswith(f"`{sys.executable} -I -c 'a step of training'` failed:\n")
+
+
 def test_a_download_that_breaks_off_is_tried_again_and_another_fault_is_not(case, monkeypatch):
     answers = [
         (1, "Connection broken: IncompleteRead(9 bytes read)"),
