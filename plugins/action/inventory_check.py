@@ -102,6 +102,20 @@ SLURM_OWN = (
     "wait",
     "wrap",
 )
+# What a run's processes go by, and Trainyard sets.
+RUNS_OWN = (
+    *("CLUSTER_ADDRESS", "GLOO_SOCKET_IFNAME", "GROUP_RANK", "GROUP_WORLD_SIZE", "HOME", "LOCAL_RANK"),
+    *(
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "NCCL_SOCKET_IFNAME",
+        "NNODES",
+        "NODE_RANK",
+        "NPROC_PER_NODE",
+    ),
+    *("PATH", "RANK", "RANK_OFFSET", "WORLD_SIZE"),
+)
 PATTERNS = {
     # A label of Prometheus', which takes $ for a group's, and a value of Grafana's, to which % and ; are not plain.
     "cluster_name": (
@@ -112,6 +126,11 @@ PATTERNS = {
     "nvidia_repository": (r"https?://[^\s/]+(/\S*)?", "an address that begins with https:// or http://"),
     "identity_service_user": USER_NAME,
     "time_sync_servers": (r"[A-Za-z0-9][A-Za-z0-9.:-]*", "names or addresses, without options"),
+    "trainer_environment": (
+        rf"(?!({'|'.join(RUNS_OWN)}|(PYTHON|TRAINYARD_)\w*)=)[A-Za-z_]\w*=(?!(None|True|False)$)[^\n']*",
+        "names of letters, digits and _ with plain texts or numbers (true in quotes, too), and none that Trainyard "
+        f"sets by itself ({', '.join(RUNS_OWN)}, PYTHON…, TRAINYARD_…)",
+    ),
     "trainer_slurm_account": SLURM_NAME,
     "trainer_slurm_options": (
         rf"(?!--({'|'.join(SLURM_OWN)})(=|$))--[a-z][a-z-]*(=.+)?",
@@ -607,6 +626,8 @@ def value_fault(key: str, value: Any, spec: Mapping[str, Any], local: bool) -> t
     if key in PATTERNS:
         pattern, words = PATTERNS[key]
         parts = value if isinstance(value, (list, tuple)) else [value]
+        if isinstance(value, Mapping):
+            parts = [f"{name}={item}" for name, item in value.items()]
         if odd := [part for part in parts if not re.fullmatch(pattern, str(part))]:
             return f"{odd[0]!r:.100}", words, "Correct it"
     if option.get("type") == "path":

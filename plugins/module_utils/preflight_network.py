@@ -323,8 +323,8 @@ def rdma(cluster: Cluster) -> Iterable[Said]:
             WARN,
             [host],
             f"{', '.join(lone)}: in a network that no other host's ports are in, which NCCL may have them speak to",
-            "give them addresses in the others' network, or none; or name the other ports in NCCL_IB_HCA "
-            "(systemctl edit trainyard@.service there)",
+            "give them addresses in the others' network, or none; or name the other ports: "
+            "trainer_environment: {NCCL_IB_HCA: …} in the inventory",
         )
     if slow:
         well = False

@@ -1081,3 +1081,29 @@ def test_a_directory_of_its_own_is_shared_by_one_host(path):
     made = inventory(**everywhere(storage_path=path))
     assert ic.check(with_groups(made, storage_server=["node2"])) == []
     assert ic.check(with_groups(made, storage_server=[])) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fits"),
+    [
+        ("NCCL_DEBUG", "INFO", True),
+        ("NCCL_IB_HCA", "=mlx5_0:1,mlx5_1:1", True),
+        ("NCCL_P2P_DISABLE", 1, True),
+        ("TORCH_LOGS", "", True),
+        ("no_proxy", "localhost,10.0.0.0/8", True),
+        ("NCCL_DEBUG", True, False),  # which would be the word True
+        ("NCCL_DEBUG", None, False),
+        ("NCCL_DEBUG", "IN\nRANK=3", False),
+        ("NCCL_DEBUG", "it's", False),
+        ("NCCL-DEBUG", "INFO", False),
+        ("1X", "INFO", False),
+        ("RANK", "0", False),
+        ("RANKS", "0", True),
+        ("GLOO_SOCKET_IFNAME", "eth1", False),
+        ("TRAINYARD_STORE", "http://10.0.0.1:1", False),
+        ("PYTHONPATH", "/tmp", False),
+    ],
+)
+def test_a_runs_environment_is_given_what_trainyard_does_not_set(name, value, fits):
+    fault = ic.value_fault("trainer_environment", {name: value}, {"type": "dict"}, False)
+    assert (fault is None) == fits, fault
