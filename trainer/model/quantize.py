@@ -36,12 +36,14 @@ def settings(config: Config, model_config):
     """transformers' quantization settings for `config`, or None: whole weights, or a checkpoint that is quantised."""
     there = getattr(model_config, "quantization_config", None)
     if there is not None:
-        method = (
-            there.get("quant_method") if isinstance(there, dict) else getattr(there, "quant_method", None)
-        )
+        told = there if isinstance(there, dict) else there.to_dict()  # an object, once a model was made by it
+        method = getattr(told.get("quant_method"), "value", told.get("quant_method"))
+        if method is None and (told.get("load_in_4bit") or told.get("load_in_8bit")):
+            method = "bitsandbytes"  # which did not say so itself until 2023
         if "bitsandbytes" not in str(method):
+            by = method or "what its config.json does not name"
             raise BadInput(
-                f"model: {config.model}: its weights are quantised by {method}; of quantised checkpoints those of "
+                f"model: {config.model}: its weights are quantised by {by}; of quantised checkpoints those of "
                 "bitsandbytes can be trained beside. Give the whole model, and set quantize"
             )
         if config.adapter == "none":
