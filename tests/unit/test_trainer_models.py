@@ -917,6 +917,10 @@ DIRECTORIES = {
         WHOLE | NF4,
         "bitsandbytes has quantised the weights, and they are whole; remove",
     ),
+    "whole, and said to be packed, as of old": (
+        WHOLE | {"config.json": b'{"quantization_config": {"load_in_8bit": true}}'},
+        "bitsandbytes has quantised the weights, and they are whole",
+    ),
     "packed by bitsandbytes": (
         MODEL | NF4 | {"model.safetensors": packed("a.weight.absmax", "a.weight", dtype="U8")},
         None,
@@ -1194,6 +1198,23 @@ def test_who_quantised_weights_on_disk(told, by):
         return
     for one in (told, BitsAndBytesConfig(load_in_4bit=True)):
         assert quantize.settings(config, types.SimpleNamespace(quantization_config=one)) is None
+
+
+def test_quantised_weights_whose_files_have_other_names_are_read_as_a_whole(world, tmp_path, monkeypatch):
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    small(tmp_path / "whole")
+    AutoModelForCausalLM.from_pretrained(
+        tmp_path / "whole", quantization_config=BitsAndBytesConfig(load_in_4bit=True), device_map="cpu"
+    ).save_pretrained(tmp_path / "packed")
+    folder = str(tmp_path / "packed")
+    config = from_mapping({"model": folder, "adapter": "lora", "lora_rank": 2})
+    found = load.Source(load.configuration(folder, False), None, folder, {})
+    monkeypatch.setattr(stored, "find", lambda *_: None)
+    model = load.build(config, found, world, in_parts=True)
+    assert getattr(model, "stored", None) is None and quantize.is_quantised(
+        model.base_model.model.model.layers[0].self_attn.q_proj.base_layer.weight
+    )
 
 
 def an_adapter(folder, config=None):

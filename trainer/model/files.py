@@ -202,6 +202,13 @@ def header(file: Path, name: str) -> dict[str, dict]:
     return told
 
 
+def quantised_by(told: dict) -> str:
+    """Who quantised a model's weights, by its config.json's quantization_config; "" where that does not say."""
+    if by := told.get("quant_method"):
+        return str(getattr(by, "value", by))
+    return "bitsandbytes" if told.get("load_in_4bit") or told.get("load_in_8bit") else ""  # silent until 2023
+
+
 def _check_packed(path: Path, name: str, tensors: dict[str, dict]) -> None:
     """Raise BadInput for quantised weights of which config.json says nothing, for they would be taken as they are.
 
@@ -214,7 +221,7 @@ def _check_packed(path: Path, name: str, tensors: dict[str, dict]) -> None:
         )
     except (OSError, ValueError, AttributeError):
         return  # transformers will say it
-    by_bitsandbytes = isinstance(told, dict) and "bitsandbytes" in str(told.get("quant_method"))
+    by_bitsandbytes = isinstance(told, dict) and "bitsandbytes" in quantised_by(told)
     if by_bitsandbytes and tensors and not any(one.endswith((".absmax", ".SCB")) for one in tensors):
         raise BadInput(
             f"{name}: config.json says that bitsandbytes has quantised the weights, and they are whole; remove its "

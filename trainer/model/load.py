@@ -513,7 +513,8 @@ def _without_weights(config: Config, found: Source) -> torch.nn.Module | None:
     with _explained(config, "weights"):
         directory = _fetched(found.weights)
         with stored.weightless():
-            model = senses.freeze(AutoModelForCausalLM.from_config(found.config, **common))
+            # Its own configuration: made empty, it would be another one to who then reads the weights as a whole.
+            model = senses.freeze(AutoModelForCausalLM.from_config(copy.deepcopy(found.config), **common))
         _keep_wide(model, common["dtype"])
         if on_disk is not None:
             model = quantize.emptied(model, on_disk, on_disk=True, dtype=getattr(torch, config.dtype))

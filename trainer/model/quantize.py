@@ -14,6 +14,7 @@ import torch.nn as nn
 from trainer.config import Config
 from trainer.errors import BadInput
 from trainer.model import flops, lora
+from trainer.model.files import quantised_by
 from trainer.model.stored import Stored
 
 # Part of the weights from which on it is told what bitsandbytes leaves whole, and offered what it saves.
@@ -36,11 +37,8 @@ def settings(config: Config, model_config):
     """transformers' quantization settings for `config`, or None: whole weights, or a checkpoint that is quantised."""
     there = getattr(model_config, "quantization_config", None)
     if there is not None:
-        told = there if isinstance(there, dict) else there.to_dict()  # an object, once a model was made by it
-        method = getattr(told.get("quant_method"), "value", told.get("quant_method"))
-        if method is None and (told.get("load_in_4bit") or told.get("load_in_8bit")):
-            method = "bitsandbytes"  # which did not say so itself until 2023
-        if "bitsandbytes" not in str(method):
+        method = quantised_by(there if isinstance(there, dict) else there.to_dict())
+        if "bitsandbytes" not in method:
             by = method or "what its config.json does not name"
             raise BadInput(
                 f"model: {config.model}: its weights are quantised by {by}; of quantised checkpoints those of "
