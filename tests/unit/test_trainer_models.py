@@ -1127,6 +1127,21 @@ def test_weights_of_another_shape_or_number_are_refused_before_they_are_read(cha
             opened()
 
 
+def test_that_weights_are_random_is_told(world, tmp_path, capsys):
+    """As where a copy has left them out."""
+    config, _ = small(tmp_path)
+    words = " ".join(chr(97 + n) for n in range(26))
+    text = tokenizer.train(from_mapping({"dataset": str(lay(tmp_path, {"a.txt": words.encode()}) / "a.txt")}))
+    tokenizer.wrap(text).save_pretrained(tmp_path)
+    for lacks in (False, True):
+        if lacks:
+            (tmp_path / "model.safetensors").unlink()
+        assert (load.source(dataclasses.replace(config, sequence_length=8), world).weights is None) == lacks
+        assert (
+            f"no weights are in {tmp_path}: they begin as random ones" in capsys.readouterr().out
+        ) == lacks
+
+
 @pytest.mark.parametrize("in_parts", [False, True])
 def test_weights_that_the_model_has_no_place_for_are_told(in_parts, world, tmp_path, capsys):
     config, found = small(tmp_path, num_hidden_layers=1)

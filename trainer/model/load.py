@@ -50,6 +50,8 @@ def source(config: Config, world: World) -> Source:
         found = world.together(lambda: _pretrained(config))
         digests = world.gather(tokenizer_digest(found.tokenizer)[:12])
         world.same("tokenizer", digests, "give every host the same files of the model")
+        if found.weights is None and world.first:
+            log(f"no weights are in {config.model}: they begin as random ones, by seed")
     world.together(lambda: _check(config, found))
     world.together(lambda: _check_attention(config, found, world.device))
     if config.compile:
