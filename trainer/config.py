@@ -9,6 +9,7 @@ import difflib
 import re
 import types
 import typing
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -400,7 +401,7 @@ def instead(name: str, known: typing.Iterable[str], others_are: str) -> str:
     """What to write instead of a key that is none; known: those there are. others_are: what comes before ours."""
     if own := others.here(name):
         return own
-    if near := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
+    if near := difflib.get_close_matches(name, known, n=1, cutoff=0.7):
         return f"did you mean '{near[0]}'?"
     if near := difflib.get_close_matches(name, others.KEYS, n=1, cutoff=0.9):
         return f"did you mean '{near[0]}'? {others.here(near[0])}"
@@ -413,10 +414,14 @@ def from_mapping(mapping: dict, where: str = "configuration") -> Config:
 
 
 def _build(values: dict[str, tuple[object, str]], problems: list[str]) -> Config:
-    settings = {}
+    settings, listed = {}, False
     for name, (value, where) in values.items():
         if name not in FIELDS:
-            problems.append(f"{where}: unknown key '{name}'; {instead(name, FIELDS, 'the keys are')}")
+            cure = instead(name, FIELDS, "the keys are")
+            if cure.startswith("the keys are"):  # once: a file of another trainer's has many of these
+                cure, listed = "no key here is like it" if listed else cure, True
+            ours = cure.removeprefix("here it is ").partition(",")[0]
+            problems.append(f"{where}: unknown key '{name}'; {cure}{_by_commas(ours, value)}")
             continue
         try:
             settings[name] = _checked(FIELDS[name], value)
@@ -609,20 +614,36 @@ def _read_yaml(path: Path, problems: list[str]):
         loader = yaml.SafeLoader("")
         for name, node in root.value:
             where = f"{path}:{name.start_mark.line + 1}"
-            if not isinstance(node, yaml.ScalarNode):
-                plain = all(isinstance(one, yaml.ScalarNode) for one in node.value)
+            if isinstance(node, yaml.ScalarNode):
+                yield str(name.value), loader.construct_object(node), where
+                continue
+            plain = all(isinstance(one, yaml.ScalarNode) for one in node.value)
+            listed = [one.value for one in node.value] if plain else []
+            if name.value in FIELDS:
+                alone = f"; write it alone, {name.value}: {listed[0]}" if len(listed) == 1 else ""
                 problems.append(
                     f"{where}: {name.value}: expected one value, found {_what(node)}; keys are flat"
-                    + _by_commas(str(name.value), [one.value for one in node.value] if plain else [])
+                    + (_by_commas(str(name.value), listed) or alone)
                 )
-                continue
-            yield str(name.value), loader.construct_object(node), where
+            else:
+                yield str(name.value), listed, where
+            if not others.here(str(name.value)):
+                problems += _nested(path, node, str(name.value))
     except (yaml.MarkedYAMLError, *UNREADABLE) as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
         raise BadInput(f"{place}: not YAML: {getattr(error, 'problem', None) or error}") from None
     except yaml.YAMLError as error:
         raise BadInput(f"{path}: not YAML: {error}") from None
+
+
+def _nested(path: Path, node: yaml.Node, above: str) -> Iterator[str]:
+    """What the keys within the mapping of the key `above` are here, as far as that is known."""
+    for name, below in node.value if isinstance(node, yaml.MappingNode) else ():
+        full = f"{above}.{name.value}"
+        if cure := f"here it is {name.value}" if name.value in FIELDS else others.here(str(name.value)):
+            yield f"{path}:{name.start_mark.line + 1}: '{full}': keys are flat; {cure}"
+        yield from _nested(path, below, full)
 
 
 def _by_commas(name: str, values: object) -> str:

@@ -1,4 +1,6 @@
-"""What other trainers call a run's keys: those of HF, TRL, PEFT, Axolotl, LLaMA-Factory, torchtune and DeepSpeed."""
+"""What other trainers call a run's keys: HF, TRL, PEFT, Unsloth, Axolotl, LLaMA-Factory, torchtune, litgpt, DeepSpeed,
+accelerate and Megatron.
+"""
 
 BATCH = "batch_size, which counts over all ranks, and micro_batch_size, what one of them computes at once"
 DATASET = "dataset"
@@ -17,11 +19,25 @@ PREFERENCES = (
     "nothing of the kind: it learns from texts, instructions and chats, not from preferences or rewards"
 )
 EXPORTED = "nothing of the kind: `trainer export` makes what other tools load"
-NAMED = "a part of the name, in model or dataset: org/name@revision"
+REVISION = "model, as the directory that `hf download NAME --revision REVISION --local-dir DIR` makes"
 WANDB = "report_to: wandb, of runs by hand, with WANDB_PROJECT in the environment; `trainer send` gives it a cluster's"
 TOKEN = "trainer_hub_token, in the inventory and best in a vault; by hand HF_TOKEN in the environment"
 NOT_HERE = "nothing of the kind"
 WORKERS = "nothing to set: data is tokenised once and mapped"
+SCHEDULE = "lr_schedule: cosine, linear or constant"
+TOKENIZER = "nothing to set: the model's own tokenizer is taken"
+MADE = "nothing to set: the model's config.json says how it is made"
+NF4 = "quantize: 4bit, which is NF4, its scales quantised, too"
+PRECISION = "nothing to set: dtype says it"
+STARTED = "nothing to set: train.yml trains, and evaluates where something is held out"
+MEMBERS = "nothing to set: the hosts agree on who takes part, by the inventory"
+ORDER = "nothing to set: each epoch has an order of its own, by seed"
+MERGED = "model, with the adapter merged into it first (trainer export --merge)"
+WHOLE = "nothing to set: a checkpoint has all that a run goes on from, and runs/NAME/model the model alone"
+PART = "dataset, as org/name@revision:PATTERN"
+PACKING = "packing, which is on"
+CHUNKED = "nothing to set: the logits of a chunk alone are there (loss_chunk)"
+RECOMPUTED = "gradient_checkpointing"
 
 # Each says what to write instead, after "here it is", or "here there is" where that is nothing.
 KEYS = {
@@ -91,8 +107,8 @@ KEYS = {
     "model_path": "model",
     "model_name_or_path": "model",
     "pretrained_model_name_or_path": "model",
-    "tokenizer": "nothing to set: the model's own tokenizer is taken",
-    "tokenizer_name": "nothing to set: the model's own tokenizer is taken",
+    **dict.fromkeys(("tokenizer", "tokenizer_name", "tokenizer_type", "tokenizer_config"), TOKENIZER),
+    **dict.fromkeys(("special_tokens", "eos_token", "pad_token", "vocab_file", "merge_file"), TOKENIZER),
     "max_grad_norm": "grad_clip",
     "clip_grad": "grad_clip",
     "clip_grad_norm": "grad_clip",
@@ -190,9 +206,9 @@ KEYS = {
     "stage": "nothing to set: what a record is says how it is learnt (data_format)",
     "push_to_hub": EXPORTED,
     "hub_model_id": EXPORTED,
-    "revision": NAMED,
-    "model_revision": NAMED,
-    "dataset_revision": NAMED,
+    "revision": REVISION,
+    "model_revision": REVISION,
+    "dataset_revision": PART,
     "hf_token": TOKEN,
     "hub_token": TOKEN,
     "use_dora": NOT_HERE,
@@ -202,6 +218,120 @@ KEYS = {
     "dpo_beta": PREFERENCES,
     "reward_model": PREFERENCES,
     "rl": PREFERENCES,
+    **dict.fromkeys(("beta", "max_prompt_length", "pref_beta", "pref_loss"), PREFERENCES),
+    **dict.fromkeys(
+        ("model_type", "hidden_size", "num_layers", "num_hidden_layers", "n_layer", "n_head"), MADE
+    ),
+    **dict.fromkeys(("num_attention_heads", "max_position_embeddings", "rope_scaling", "n_embd"), MADE),
+    **dict.fromkeys(
+        ("min_lr", "lr_decay_style", "cosine_min_lr_ratio", "lr_scheduler_kwargs", "decay_lr"), SCHEDULE
+    ),
+    **dict.fromkeys(("lr_decay_iters", "train_iters", "max_iters", "max_tokens"), "steps"),
+    **dict.fromkeys(("warmup_iters", "lr_warmup_iters", "lr_warmup_steps", "warmup"), "warmup_steps"),
+    **dict.fromkeys(("adam_epsilon", "adam_eps", "optim_args"), "nothing to set: AdamW's epsilon is 1e-8"),
+    **dict.fromkeys(("train_micro_batch_size_per_gpu", "auto_find_batch_size"), "micro_batch_size"),
+    **dict.fromkeys(("local_batch_size", "batch_size_per_device"), BATCH),
+    **dict.fromkeys(("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_use_double_quant"), NF4),
+    **dict.fromkeys(("double_quantization", "quantization_method", "bnb_config"), NF4),
+    "bnb_4bit_compute_dtype": DTYPE,
+    **dict.fromkeys(
+        ("tf32", "pure_bf16", "downcast_bf16", "half_precision_backend", "fp16_opt_level"), PRECISION
+    ),
+    **dict.fromkeys(("use_cpu", "no_cuda"), "device: cpu"),
+    **dict.fromkeys(("train_type", "tuner_type"), "adapter: lora, or none for all weights"),
+    "full_finetuning": "adapter: none",
+    **dict.fromkeys(
+        ("lora_query", "lora_key", "lora_value", "lora_projection", "lora_mlp", "lora_head"), "lora_targets"
+    ),
+    **dict.fromkeys(("lora_attn_modules", "apply_lora_to_mlp", "apply_lora_to_output"), "lora_targets"),
+    **dict.fromkeys(("lora_model_dir", "adapter_name_or_path"), MERGED),
+    **dict.fromkeys(
+        ("task_type", "lora_task_type", "fan_in_fan_out", "lora_fan_in_fan_out"), "nothing to set"
+    ),
+    **dict.fromkeys(
+        ("bias", "lora_bias", "loftq_config", "modules_to_save", "lora_modules_to_save"), NOT_HERE
+    ),
+    **dict.fromkeys(
+        ("init_lora_weights", "rank_pattern", "layers_to_transform", "unfrozen_parameters"), NOT_HERE
+    ),
+    **dict.fromkeys(
+        ("label_smoothing_factor", "label_smoothing", "mask_history", "freeze_vit", "system"), NOT_HERE
+    ),
+    **dict.fromkeys(("use_unsloth", "fast_inference", "gpu_memory_utilization", "load_in_16bit"), NOT_HERE),
+    **dict.fromkeys(("enable_activation_offloading", "activation_offloading", "plugins"), NOT_HERE),
+    **dict.fromkeys(
+        ("sequence_parallel", "sequence_parallel_degree", "context_parallel_size", "cp_size"), NOT_HERE
+    ),
+    **dict.fromkeys(("enable_liger_kernel", "liger_fused_linear_cross_entropy"), "loss_kernel: liger"),
+    **dict.fromkeys(("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_layer_norm"), NOT_HERE),
+    **dict.fromkeys(("cut_cross_entropy", "chunked_cross_entropy"), CHUNKED),
+    **dict.fromkeys(
+        ("gradient_checkpointing_kwargs", "recompute_activations", "disable_gradient_checkpointing"),
+        RECOMPUTED,
+    ),
+    "dynamo_backend": "compile",
+    **dict.fromkeys(("tensor_model_parallel_size", "tensor_parallel_degree", "fsdp_version"), MODEL_PARALLEL),
+    "pipeline_model_parallel_size": "strategy: split, by which a host's GPUs have a part of the layers each",
+    **dict.fromkeys(
+        ("distributed_type", "use_distributed_optimizer", "stage3_gather_16bit_weights_on_model_save"),
+        SHARDED,
+    ),
+    **dict.fromkeys(("offload_optimizer", "offload_param", "offload_params"), "strategy: offload"),
+    "nvme_path": "offload_dir, with strategy infinity",
+    "fsdp_transformer_layer_cls_to_wrap": "strategy: fsdp",
+    **dict.fromkeys(("local_rank", "world_size", "machine_rank", "node_rank", "rdzv_backend"), MEMBERS),
+    **dict.fromkeys(
+        ("main_process_ip", "main_process_port", "master_addr", "master_port", "same_network"), MEMBERS
+    ),
+    **dict.fromkeys(("compute_environment", "ddp_backend", "main_training_function", "gpu_ids"), MEMBERS),
+    "devices": PROCESSES,
+    **dict.fromkeys(("ddp_bucket_cap_mb", "bucket_cap_mb"), "bucket_mb"),
+    **dict.fromkeys(
+        ("ddp_find_unused_parameters", "communication_data_type", "enable_cpu_affinity"), "nothing to set"
+    ),
+    **dict.fromkeys(("do_train", "do_eval", "do_predict", "prediction_loss_only"), STARTED),
+    **dict.fromkeys(("eval_iters", "eval_max_new_tokens", "eval_table_size"), STARTED),
+    "evals_per_epoch": "eval_every, in steps, or 0 for the end of every epoch",
+    "saves_per_epoch": "checkpoint_every, in steps, or checkpoint_epochs: true, or checkpoint_minutes",
+    **dict.fromkeys(("load_best_model_at_end", "metric_for_best_model", "greater_is_better"), "patience"),
+    **dict.fromkeys(("loss_watchdog_threshold", "loss_watchdog_patience"), "spike_factor"),
+    **dict.fromkeys(
+        ("save_only_model", "save_safetensors", "save_on_each_node", "always_save_checkpoint"), WHOLE
+    ),
+    **dict.fromkeys(("save_adapter_weights_only", "ignore_data_skip"), WHOLE),
+    **dict.fromkeys(
+        ("out_dir", "overwrite_output_dir", "save", "log_dir", "dump_folder"), "run, a name for each run"
+    ),
+    **dict.fromkeys(("export_dir", "hub_strategy", "merge_lora"), EXPORTED),
+    **dict.fromkeys(
+        ("logging_strategy", "log_level", "log_interval", "steps_per_print", "disable_tqdm"), LOGGED
+    ),
+    **dict.fromkeys(("log_peak_memory_stats", "wall_clock_breakdown", "plot_loss", "metric_logger"), LOGGED),
+    **dict.fromkeys(("include_tokens_per_second", "logger_name"), LOGGED),
+    "use_tensorboard": "tensorboard",
+    **dict.fromkeys(
+        ("wandb_entity", "wandb_name", "wandb_watch", "wandb_log_model", "wandb_log", "wandb_run_id"), WANDB
+    ),
+    "token": TOKEN,
+    **dict.fromkeys(("init_from", "checkpoint_dir", "base_model_name_or_path", "restore_from_path"), "model"),
+    "train_file_path": DATASET,
+    **dict.fromkeys(("dataset_mixer", "dataset_splits"), DATASET),
+    **dict.fromkeys(("dataset_config", "dataset_config_name", "dataset_split", "dataset_train_split"), PART),
+    "dataset_test_split": "validation",
+    **dict.fromkeys(("split_dataset_ratio", "split"), "validation_split"),
+    **dict.fromkeys(("interleave_probs", "mix_strategy"), "dataset_weights"),
+    **dict.fromkeys(("shuffle", "shuffle_merged_datasets", "data_shuffle"), ORDER),
+    **dict.fromkeys(
+        ("streaming", "overwrite_cache", "dataset_prepared_path", "dataset_keep_in_memory"), WORKERS
+    ),
+    **dict.fromkeys(
+        ("dataloader_pin_memory", "dataloader_drop_last", "dataset_processes", "dataset_kwargs"), WORKERS
+    ),
+    **dict.fromkeys(("remove_unused_columns", "label_names"), WORKERS),
+    **dict.fromkeys(
+        ("packing_strategy", "neat_packing", "padding_free", "eval_sample_packing", "packed"), PACKING
+    ),
+    **dict.fromkeys(("random_state", "full_determinism", "manual_seed"), "seed"),
 }
 
 # What they call a value, by our key.
@@ -212,16 +342,19 @@ VALUES = {
         "half": "float16",
         "fp32": "float32",
         "float": "float32",
+        **dict.fromkeys(("bf16-true", "bf16-mixed"), "bfloat16"),
+        **dict.fromkeys(("16-true", "16-mixed", "16", "fp16-mixed"), "float16"),
+        **dict.fromkeys(("32-true", "32"), "float32"),
     },
     "device": {"gpu": "cuda", "cuda:0": "cuda"},
     "optimizer": {
         **dict.fromkeys(("adam", "adamw_torch", "adamw_torch_fused", "adamw_hf", "fused_adamw"), "adamw"),
-        **dict.fromkeys(("adam_8bit", "adamw_bnb_8bit", "adamw8bit"), "adamw_8bit"),
+        **dict.fromkeys(("adam_8bit", "adamw_bnb_8bit", "adamw8bit", "adamw_torch_8bit"), "adamw_8bit"),
         "paged_adamw_32bit": "paged_adamw",
     },
     "quantize": {
-        **dict.fromkeys(("4", "4-bit", "nf4", "fp4", "int4"), "4bit"),
-        **dict.fromkeys(("8", "8-bit", "int8"), "8bit"),
+        **dict.fromkeys(("4", "4-bit", "nf4", "fp4", "int4", "bnb.nf4", "bnb.nf4-dq", "bnb.fp4"), "4bit"),
+        **dict.fromkeys(("8", "8-bit", "int8", "bnb.int8"), "8bit"),
     },
     "adapter": {"qlora": "lora", "full": "none"},
     "attention": dict.fromkeys(("flash", "flash_attn", "flash_attention", "fa2"), "flash_attention_2"),
@@ -250,5 +383,5 @@ VALUES = {
 
 def here(name: str) -> str:
     """What to write instead of another trainer's key, as a sentence's end; "" for one that is not known."""
-    found = KEYS.get(name.lstrip("-").replace("-", "_").lower(), "")
+    found = KEYS.get(name.rpartition(".")[2].lstrip("-").replace("-", "_").lower(), "")
     return f"here {'there' if found.startswith('nothing') else 'it'} is {found}" if found else ""

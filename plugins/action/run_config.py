@@ -183,7 +183,7 @@ def model_directory(value: str) -> str | None:
     if not looks_like_path(value):
         near = difflib.get_close_matches(value, trainer_model.SHIPPED, n=1, cutoff=0.7)
         if near or not MODEL_NAME.fullmatch(value):
-            hint = (
+            hint = trainer_model.instead_of_a_name(value) or (
                 f"did you mean '{near[0]}'?"
                 if near
                 else "give tiny, a directory, or a name on the hub such as org/model"

@@ -420,7 +420,7 @@ def test_bad_input_is_one_message(runs, base, tmp_path, capsys):
     assert "say where it lies by --base" in missing
     assert "has no chat template" in refused(capsys, "generate", runs["tiny"], "--chat", "--prompt", "x")
     (adapter / "adapter_model.safetensors").write_bytes(b"damaged")
-    assert "the adapter cannot be loaded" in refused(capsys, "generate", adapter)
+    assert "expected safetensors, found 7 bytes that begin otherwise" in refused(capsys, "generate", adapter)
     (adapter / "adapter_config.json").write_text("{")
     assert "not JSON" in refused(capsys, "generate", adapter)
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".*"))

@@ -17,6 +17,7 @@ from ansible.errors import AnsibleFilterError
 from plugins.filter import hub
 from trainer import cli
 from trainer.commands import fetch as fetching
+from trainer.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [
@@ -152,6 +153,15 @@ def gone(tmp_path_factory):
     fetch.fetched = dict(zip(("model", "dataset"), [answer for _, answer, _ in answers], strict=True))
     fetch.commit, fetch.cache = stand_in.COMMIT, folder / "state/cache/hub"
     return fetch
+
+
+def test_an_adapter_that_is_asked_for_as_a_model_is_told_as_one(monkeypatch, tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    monkeypatch.setattr("trainer.data.hub.snapshot", lambda *_, **__: tmp_path)
+    with pytest.raises(
+        BadInput, match=r"has no config\.json; .*this is an adapter: merge it into its model first"
+    ):
+        fetching._model("org/adapter", False, tmp_path / "progress")
 
 
 @pytest.mark.parametrize(("kind", "name"), [("model", "org/model"), ("dataset", "org/rows@main:*.jsonl")])

@@ -38,7 +38,7 @@ def model(tmp_path):
     (path / "sub").mkdir(parents=True)
     (path / "config.json").write_text("{}")
     (path / "tokenizer.json").write_text("{}")
-    (path / "sub/weights.safetensors").write_bytes(b"123")
+    (path / "sub/notes.txt").write_bytes(b"123")
     return path
 
 
@@ -168,7 +168,7 @@ def test_files_of_the_controller_go_to_a_place_named_by_their_content(jsonl, mod
     assert re.fullmatch(r"data/[0-9a-f]{64}/talk\.jsonl", found["dataset"]["path"])
     assert re.fullmatch(r"models/[0-9a-f]{64}/my model", found["model"]["path"])
     assert int(found["model"]["bytes"]) == 7
-    (model / "sub/weights.safetensors").write_bytes(b"124")
+    (model / "sub/notes.txt").write_bytes(b"124")
     again = {item["key"]: item for item in build({"model": str(model), "dataset": str(jsonl)})["uploads"]}
     assert again["model"]["path"] != found["model"]["path"]
     assert again["dataset"]["path"] == found["dataset"]["path"]
@@ -284,6 +284,10 @@ REFUSED = {
     "no such model": (
         lambda _: {"model": "./no/such/model"},
         ["model: ./no/such/model", "directory on this controller"],
+    ),
+    "a model with a revision": (
+        lambda _: {"model": "org/a@v2"},
+        ["hf download org/a --revision v2 --local-dir"],
     ),
     "a misspelt model": (lambda _: {"model": "tinny"}, ["no such model", "did you mean 'tiny'?"]),
     "a model without config": (lambda t: {"model": str(t)}, ["config.json", "save_pretrained"]),

@@ -49,6 +49,24 @@ REFUSED = {
         "balance: [8, 4, 4]",
         'balance: expected one value, found a list; keys are flat; write them by commas, balance: "8,4,4"',
     ),
+    "a list for another trainer's key": (
+        "lora_target_modules: [q_proj, v_proj]",
+        ":1: unknown key 'lora_target_modules'; here it is lora_targets; write them by commas, lora_targets: "
+        '"q_proj,v_proj"',
+    ),
+    "a list of one": ("report_to: [wandb]", "found a list; keys are flat; write it alone, report_to: wandb"),
+    "within a mapping": (
+        "train:\n  epochs: 1\n  global_batch_size: 8",
+        ":3: 'train.global_batch_size': keys are flat; here it is batch_size, which counts",
+    ),
+    "within a mapping, a key of ours": (
+        "optimizer:\n  params: {lr: 1}",
+        "'optimizer.params.lr': keys are flat; here it",
+    ),
+    "a rank that is no LoRA's": (
+        "local_rank: 0",
+        "'local_rank'; here there is nothing to set: the hosts agree",
+    ),
     "a mapping": ("model: {name: a}", "model: expected one value, found a mapping"),
     "twice": ("lr: 1\nseed: 1\nlr: 2", ":3: 'lr' stands twice (first at"),
     "a run name with a slash": ("run: a/b", "'a/b' must begin with a letter or digit"),
@@ -119,6 +137,26 @@ def test_all_problems_at_once(tmp_path):
     assert len(str(refused.value).splitlines()) == 4
 
 
+def test_another_trainers_file_is_told_of_at_once_and_the_keys_but_once(tmp_path):
+    """DeepSpeed's stage is told by its section, and not taken for LLaMA-Factory's."""
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "base_model: a\ndatasets:\n  - path: b\n    type: alpaca\nqqqqq: 1\nwwwww: [a]\nzero_optimization: {stage: 3}\n"
+    )
+    with pytest.raises(BadInput) as refused:
+        config.load(path)
+    said = [line.removeprefix(f"{path}:") for line in str(refused.value).splitlines()]
+    assert said[:2] == [
+        "1: unknown key 'base_model'; here it is model",
+        "2: unknown key 'datasets'; here it is dataset, several by commas",
+    ]
+    assert said[2].startswith("5: unknown key 'qqqqq'; the keys are: run, model,")
+    assert said[3] == "6: unknown key 'wwwww'; no key here is like it"
+    assert (
+        said[4].startswith("7: unknown key 'zero_optimization'; here it is strategy: zero1,") and not said[5:]
+    )
+
+
 def test_missing_and_unreadable_files(tmp_path):
     with pytest.raises(BadInput, match="no such file"):
         config.load(tmp_path / "none.yaml")
@@ -144,7 +182,7 @@ def test_what_other_trainers_keys_are_here_is_there(name):
     """Of what is said after "here it is", each key is one, and each value that is written out is taken."""
     said = others.KEYS[name]
     assert name not in config.FIELDS and others.here(name.replace("_", "-").upper()).endswith(said)
-    if said.startswith("nothing ") or said == others.NAMED:
+    if said.startswith("nothing "):
         return
     first = re.match(r"[a-z_0-9]+", said)[0]
     assert first in config.FIELDS or first in ("trainer_hub_token", "nproc_per_node")

@@ -1,18 +1,22 @@
 """Architectures: each one's loss in chunks, its packing, its adapter; and what is refused of them."""
 
 import dataclasses
+import json
 import sys
 import types
 
 import pytest
+import tokenizers
 import torch
+from safetensors.torch import load_file, save_file
 
 from trainer import checkpoint, environment
+from trainer.commands import export
 from trainer.config import from_mapping
 from trainer.data import tokenizer
 from trainer.data.pack import IGNORE
 from trainer.errors import BadInput
-from trainer.model import files, footprint, load, lora, packing, quantize, router, saved, senses
+from trainer.model import files, footprint, load, lora, packing, quantize, router, saved, senses, stored
 from trainer.model.loss import HALF, TokenLoss, autocast
 from trainer.world import World
 
@@ -795,33 +799,205 @@ def test_the_adapter_s_dropout_does_not_depend_on_who_computes():
     assert not torch.equal(*masks) and 0.4 < (masks[0] == 0).float().mean() < 0.6 and masks[0].max() == 2
 
 
+def packed(*names, dtype="F32", cut=0):
+    """A safetensors file of one value by each name, without its last `cut` bytes."""
+    tensors = {
+        name: {"dtype": dtype, "shape": [1], "data_offsets": [4 * n, 4 * n + 4]}
+        for n, name in enumerate(names)
+    }
+    header = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
+    whole = len(header).to_bytes(8, "little") + header + bytes(4 * len(names))
+    return whole[: len(whole) - cut]
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4976698672\n"
+MODEL = {"config.json": b"{}", "tokenizer.json": b"{}"}
+WHOLE = MODEL | {"model.safetensors": packed("a.weight")}
+INDEX = {
+    "model.safetensors.index.json": b'{"weight_map": {"a.weight": "m-1.safetensors", "b": "m-2.safetensors"}}'
+}
+PARTS = MODEL | INDEX | {"m-1.safetensors": packed("a.weight"), "m-2.safetensors": packed("b")}
+NF4, GPTQ = (
+    {"config.json": b'{"quantization_config": {"quant_method": "%s"}}' % by}
+    for by in (b"bitsandbytes", b"gptq")
+)
+FLOAT8 = packed("a.weight", "a.weight_scale_inv", dtype="F8_E4M3")
+# What lies in a directory, as it is found in downloads, caches and others' output, and what is said of it; None: good.
 DIRECTORIES = {
-    "nothing": ([], "config.json, found nothing; export the model"),
-    "an adapter": (["adapter_config.json"], "this is an adapter: merge it"),
-    "pickled": (["config.json", "tokenizer.json", "pytorch_model.bin"], "its weights are pickled"),
-    "no tokenizer": (["config.json", "model.safetensors"], "no tokenizer.json"),
+    "nothing": ({}, "config.json, found nothing; export the model"),
+    "an adapter": ({"adapter_config.json": b"{}"}, "this is an adapter: merge it"),
+    "an adapter with its model's configuration": (
+        MODEL | {"adapter_config.json": b"{}"},
+        "an adapter and no weights",
+    ),
+    "a model and an adapter": (
+        WHOLE | {"adapter_config.json": b"{}"},
+        "a whole model and an adapter in one directory",
+    ),
+    "pickled": (MODEL | {"pytorch_model.bin": b""}, r"its weights are pickled, .*found pytorch_model\.bin"),
+    "no tokenizer": ({"config.json": b"{}", "model.safetensors": packed()}, "no tokenizer.json"),
+    "pickled and no tokenizer": ({"config.json": b"{}", "a.pth": b""}, "(?s)pickled.*no tokenizer.json"),
+    "a model's cache": ({"snapshots/0a1b/config.json": b"{}"}, "did you mean .*/snapshots/0a1b?"),
+    "a directory too high": ({"checkpoint-9/config.json": b"{}"}, "did you mean .*/checkpoint-9?"),
+    "GGUF": ({"a.Q4_K_M.gguf": b"GGUF"}, "GGUF is for inference"),
+    "Llama's own format": (
+        {"params.json": b"{}", "consolidated.00.pth": b""},
+        "this is its maker's own format",
+    ),
+    "half a download": (
+        MODEL | {"model.safetensors.incomplete": b""},
+        "it is half downloaded: go on with that",
+    ),
+    "half a download of hf": (
+        MODEL | {".cache/huggingface/download/a.1.incomplete": b""},
+        "it is half downloaded",
+    ),
+    "GGUF with a configuration": (
+        MODEL | {"a.gguf": b"GGUF"},
+        "expected its weights as model.safetensors or .*, found a.gg",
+    ),
+    "TensorFlow's": (MODEL | {"tf_model.h5": b""}, "found tf_model.h5"),
+    "Flax's": (MODEL | {"flax_model.msgpack": b""}, "found flax_model.msgpack"),
+    "ONNX": (MODEL | {"onnx/model.onnx": b""}, "found onnx/model.onnx"),
+    "Mistral's own": (MODEL | {"consolidated.safetensors": packed("a")}, "found consolidated.safetensors"),
+    "a variant": (MODEL | {"model.fp16.safetensors": packed("a")}, "found model.fp16.safetensors"),
+    "Llama's own beside it": (
+        MODEL | {"original/consolidated.00.pth": b""},
+        "found original/consolidated.00.pth",
+    ),
+    "no index": (
+        MODEL | {"model-00001-of-00002.safetensors": packed("a")},
+        "a model in parts needs model.safetensors.index",
+    ),
+    "a part less": (
+        {**PARTS, "m-2.safetensors": None},
+        "m-2.safetensors: expected a file of the model's weights, found none",
+    ),
+    "a part cut off": (
+        PARTS | {"m-2.safetensors": packed("b", cut=1)},
+        r"m-2\.safetensors: expected 107 bytes by its header, found 106",
+    ),
+    "no bytes": (
+        MODEL | {"model.safetensors": b""},
+        "expected safetensors, found 0 bytes that begin otherwise",
+    ),
+    "a page of the web": (
+        MODEL | {"model.safetensors": b"<!DOCTYPE html>" * 9},
+        "expected safetensors, found 135 bytes",
+    ),
+    "git's pointer": (
+        MODEL | {"model.safetensors": LFS},
+        "model.safetensors is what git has in place of the file; .*git lfs",
+    ),
+    "git's pointer to the index": (
+        MODEL | {"model.safetensors.index.json": LFS},
+        "index.json is what git has in place",
+    ),
+    "git's pointer to the tokenizer": (
+        WHOLE | {"tokenizer.json": LFS},
+        "tokenizer.json is what git has in place",
+    ),
+    "an index of nothing": (
+        MODEL | {"model.safetensors.index.json": b"{}"},
+        "index.json is no list of the files",
+    ),
+    "GPTQ's weights": (
+        MODEL | {"model.safetensors": packed("a.qweight", dtype="I32")},
+        "a.qweight is quantised .I32",
+    ),
+    "integers": (
+        MODEL | {"model.safetensors": packed("a.weight", dtype="I8")},
+        "a.weight is quantised .I8., and config",
+    ),
+    "float8 with scales": (
+        MODEL | {"model.safetensors": FLOAT8},
+        "a.weight is quantised .F8_E4M3., and config.json has no",
+    ),
+    "whole, and said to be packed": (
+        WHOLE | NF4,
+        "bitsandbytes has quantised the weights, and they are whole; remove",
+    ),
+    "whole, and said to be packed, as of old": (
+        WHOLE | {"config.json": b'{"quantization_config": {"load_in_8bit": true}}'},
+        "bitsandbytes has quantised the weights, and they are whole",
+    ),
+    "packed by bitsandbytes": (
+        MODEL | NF4 | {"model.safetensors": packed("a.weight.absmax", "a.weight", dtype="U8")},
+        None,
+    ),
+    "what GPTQ is said to have made": (
+        MODEL | GPTQ | {"model.safetensors": packed("a.qweight", dtype="I32")},
+        None,
+    ),
+    "float8 without scales": (MODEL | {"model.safetensors": packed("a.weight", dtype="F8_E4M3")}, None),
+    "a mask of bytes": (MODEL | {"model.safetensors": packed("h.0.attn.bias", dtype="U8")}, None),
+    "in parts": (PARTS, None),
+    "others beside it": (
+        WHOLE | {"pytorch_model.bin": b"", "consolidated.safetensors": b"", "a.gguf": b""},
+        None,
+    ),
+    "HF Trainer's": (WHOLE | {"training_args.bin": b"", "optimizer.pt": b"", "rng_state.pth": b""}, None),
 }
 
 
+def lay(folder, contents):
+    for name, content in contents.items():
+        if content is not None:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+    return folder
+
+
 @pytest.mark.parametrize("what", DIRECTORIES)
-def test_directories_that_hold_no_model(tmp_path, what):
-    names, message = DIRECTORIES[what]
-    for name in names:
-        (tmp_path / name).write_text("{}")
-    with pytest.raises(BadInput, match=message):
+def test_directories_as_they_are_found(tmp_path, what):
+    contents, message = DIRECTORIES[what]
+    lay(tmp_path, contents)
+    if message is None:
+        assert files.weights_of(str(tmp_path)) == (str(tmp_path), str(tmp_path))
+        return
+    with pytest.raises(BadInput, match=message) as refused:
         files.weights_of(str(tmp_path))
+    assert str(refused.value).startswith(f"model: {tmp_path}: ")
+
+
+def test_a_model_in_the_hubs_cache(tmp_path):
+    """Its files are links to where their contents lie; a copy of the links alone is none."""
+    folder = tmp_path / "snapshots/0a1b"
+    folder.mkdir(parents=True)
+    for name, content in WHOLE.items():
+        lay(tmp_path, {f"blobs/{name}": content})
+        (folder / name).symlink_to(f"../../blobs/{name}")
+    assert files.weights_of(str(folder))[0] == str(folder)
+    (tmp_path / "blobs/model.safetensors").rename(tmp_path / "blobs/0123.incomplete")
+    with pytest.raises(
+        BadInput, match=r"model.safetensors: expected a file .*, found none, a link to what is not there"
+    ):
+        files.weights_of(str(folder))
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(BadInput, match=r"found 0123\.incomplete; it is half downloaded"):
+        files.weights_of(str(folder))
+    (tmp_path / "blobs/config.json").unlink()
+    with pytest.raises(
+        BadInput, match=r"config.json is a link to what is not there: download or copy it again, with what"
+    ):
+        files.weights_of(str(folder))
 
 
 def test_where_weights_come_from(tmp_path):
-    for name in ("config.json", "tokenizer.json"):
-        (tmp_path / name).write_text("{}")
+    lay(tmp_path, MODEL)
     assert files.weights_of(str(tmp_path)) == (None, str(tmp_path))  # random weights
-    (tmp_path / "model.safetensors").write_text("")
+    lay(tmp_path, WHOLE)
     assert files.weights_of(str(tmp_path)) == (str(tmp_path), str(tmp_path))
     assert files.weights_of("org/model") == ("org/model", "org/model")
     for wrong in ("a/b/c", "/no/such", str(tmp_path / "config.json")):
         with pytest.raises(BadInput, match="directory"):
             files.weights_of(wrong)
+    with pytest.raises(
+        BadInput, match=r"alone; give the directory of: hf download org/a --revision v2 --local-dir DIR"
+    ):
+        files.weights_of("org/a@v2")
+    with pytest.raises(BadInput, match=r"did you mean org/a\?"):
+        files.weights_of("https://huggingface.co/org/a/tree/main")
 
 
 def test_padding_the_model_has_no_embedding_for_is_left_alone(tmp_path):
@@ -906,6 +1082,280 @@ def test_weights_that_are_not_in_the_files_are_not_made_up(tied, world, tmp_path
             BadInput, match=r"found no lm_head\.weight in its safetensors; expected all weights of Ll"
         ):
             opened()
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES | CORRECTED)
+def test_what_an_architecture_saves_fits_it_and_nothing_is_left_out(kind, tmp_path):
+    model = make(kind)
+    model.save_pretrained(tmp_path)
+    assert stored.misfits(tmp_path, model) == ([], [])
+    found = stored.find(tmp_path, model)
+    assert found is None or model.left_out == []
+
+
+def small(folder, **changes):
+    """A Llama's directory, its configuration changed after it was saved."""
+    make("llama").save_pretrained(folder)
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(told | changes))
+    found = load.Source(load.configuration(str(folder), False), None, str(folder), {})
+    return from_mapping({"model": str(folder)}), found
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"vocab_size": 128},
+            r"lm_head.weight is \(96, 32\) in its safetensors, and \(128, 32\) by its config.json",
+        ),
+        (
+            {"num_hidden_layers": 3},
+            r"found no model\.layers\.2\.input_layernorm\.weight, .* and 6 more in its safete",
+        ),
+    ],
+)
+def test_weights_of_another_shape_or_number_are_refused_before_they_are_read(changes, said, world, tmp_path):
+    """As where tokens were added and config.json was left as it was. transformers names them in a log alone."""
+    config, found = small(tmp_path, **changes)
+    for opened in (
+        lambda: load.rehearse(config, found),
+        lambda: load._weights(config, found, world),
+        lambda: saved._weights(str(tmp_path), "auto", False),
+    ):
+        with pytest.raises(BadInput, match=said):
+            opened()
+
+
+def test_that_weights_are_random_is_told(world, tmp_path, capsys):
+    """As where a copy has left them out."""
+    config, _ = small(tmp_path)
+    words = " ".join(chr(97 + n) for n in range(26))
+    text = tokenizer.train(from_mapping({"dataset": str(lay(tmp_path, {"a.txt": words.encode()}) / "a.txt")}))
+    tokenizer.wrap(text).save_pretrained(tmp_path)
+    for lacks in (False, True):
+        if lacks:
+            (tmp_path / "model.safetensors").unlink()
+        assert (load.source(dataclasses.replace(config, sequence_length=8), world).weights is None) == lacks
+        assert (
+            f"no weights are in {tmp_path}: they begin as random ones" in capsys.readouterr().out
+        ) == lacks
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_weights_that_the_model_has_no_place_for_are_told(in_parts, world, tmp_path, capsys):
+    config, found = small(tmp_path, num_hidden_layers=1)
+    load.build(config, found, world, in_parts=in_parts)
+    said = "no place for are left out: model.layers.1.input_layernorm.weight, model.layers.1.mlp.down_proj.weight, "
+    assert said in (printed := capsys.readouterr().out) and "and 6 more: they are for images" in printed
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_weights_that_are_said_to_be_tied_and_differ_stay_two_whoever_reads_them(same, world, tmp_path):
+    """By transformers they do. Read in parts, the head would else be lost."""
+    config, found = small(tmp_path, tie_word_embeddings=True)
+    if same:
+        there = load_file(tmp_path / "model.safetensors")
+        there["lm_head.weight"] = there["model.embed_tokens.weight"].clone()
+        save_file(there, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    whole = load.build(config, found, world)
+    assert (whole.lm_head.weight is whole.model.embed_tokens.weight) == same
+    model = load.build(config, found, world, in_parts=True)
+    assert (getattr(model, "stored", None) is not None) == same
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == same
+
+
+@pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation"])
+def test_the_attention_that_a_model_was_made_with_is_no_part_of_it(key, world, tmp_path):
+    config, found = small(tmp_path, **{key: "flash_attention_2"})
+    assert load.rehearse(config, found).config._attn_implementation == "sdpa"
+    assert saved._weights(str(tmp_path), "auto", False).config._attn_implementation == "sdpa"
+
+
+def test_a_configuration_that_transformers_does_not_know_is_told_by_its_word(tmp_path):
+    config, found = small(tmp_path, hidden_act="swigluoai9")
+    with pytest.raises(
+        BadInput, match=r"transformers does not know 'swigluoai9', which its config.json names"
+    ):
+        load.rehearse(config, found)
+    for error, cure in (
+        (
+            AttributeError("module 'torch' has no attribute 'bf16'"),
+            "set dtype in its config.json to float32, bfl",
+        ),
+        (
+            Exception("data did not match any variant of untagged enum ModelUntagged"),
+            "newer than tokenizers ",
+        ),
+    ):
+        with pytest.raises(BadInput, match=cure), load._explained(config, "tokenizer"):
+            raise error
+
+
+@pytest.mark.parametrize(
+    ("told", "by"),
+    [
+        ({"load_in_4bit": True}, None),
+        ({"load_in_8bit": True}, None),
+        ({"quant_method": "bitsandbytes_4bit"}, None),
+        ({"quant_method": "gptq"}, "gptq"),
+        ({"group_size": 64, "bits": 4}, "what its config.json does not name"),
+    ],
+)
+def test_who_quantised_weights_on_disk(told, by):
+    """Old configurations do not name bitsandbytes; and once a model is made the dictionary is an object."""
+    from transformers import BitsAndBytesConfig
+
+    config = from_mapping({"adapter": "lora"})
+    if by:
+        with pytest.raises(BadInput, match=f"its weights are quantised by {by}; of quantised"):
+            quantize.settings(config, types.SimpleNamespace(quantization_config=told))
+        return
+    for one in (told, BitsAndBytesConfig(load_in_4bit=True)):
+        assert quantize.settings(config, types.SimpleNamespace(quantization_config=one)) is None
+
+
+def test_quantised_weights_whose_files_have_other_names_are_read_as_a_whole(world, tmp_path, monkeypatch):
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    small(tmp_path / "whole")
+    AutoModelForCausalLM.from_pretrained(
+        tmp_path / "whole", quantization_config=BitsAndBytesConfig(load_in_4bit=True), device_map="cpu"
+    ).save_pretrained(tmp_path / "packed")
+    folder = str(tmp_path / "packed")
+    config = from_mapping({"model": folder, "adapter": "lora", "lora_rank": 2})
+    found = load.Source(load.configuration(folder, False), None, folder, {})
+    monkeypatch.setattr(stored, "find", lambda *_: None)
+    model = load.build(config, found, world, in_parts=True)
+    assert getattr(model, "stored", None) is None and quantize.is_quantised(
+        model.base_model.model.model.layers[0].self_attn.q_proj.base_layer.weight
+    )
+
+
+def an_adapter(folder, config=None):
+    """(the directory of an adapter beside a Llama that lies beside it, what that gives with it)."""
+    from peft import LoraConfig, get_peft_model
+
+    small(folder / "base")
+    base = saved._weights(str(folder / "base"), "auto", False)
+    model = get_peft_model(
+        base, config or LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    )
+    with torch.no_grad():
+        for one in model.parameters():
+            one.add_(0.02 if one.requires_grad else 0)
+    model.save_pretrained(folder / "adapter")
+    for place in ("adapter", "base"):
+        vocabulary = {chr(97 + n): n for n in range(26)} | {"[UNK]": 26}
+        text = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+        text.save(str(folder / place / "tokenizer.json"))
+    return folder / "adapter", model.eval()(input_ids=torch.arange(9)[None]).logits.detach()
+
+
+def rewrite(change):
+    def do(folder):
+        there = load_file(folder / "adapter_model.safetensors")
+        save_file(change(there), folder / "adapter_model.safetensors")
+
+    return do
+
+
+def retarget(*names):
+    def do(folder):
+        told = json.loads((folder / "adapter_config.json").read_text())
+        (folder / "adapter_config.json").write_text(json.dumps(told | {"target_modules": names}))
+
+    return do
+
+
+ADAPTERS = {
+    "as it is": (lambda folder: None, None),
+    "without a tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), None),
+    "of some layers": (
+        rewrite(lambda there: {k: v for k, v in there.items() if "layers.1" not in k}),
+        "lacks .*and 3 more",
+    ),
+    "of nothing": (rewrite(lambda there: {}), "lacks .* and 7 more, by adapter_config.json and its base"),
+    "wrapped by FSDP": (
+        rewrite(lambda there: {k.replace(".0.", ".0._fsdp_wrapped_module."): v for k, v in there.items()}),
+        "has .*_fsdp_wrapped_module.* and 3 more, for which there is no place in its base",
+    ),
+    "without peft's prefix": (
+        rewrite(lambda there: {k.removeprefix("base_model.model."): v for k, v in there.items()}),
+        "has model.layers.0.self_attn.q_proj.lora_A.weight and 7 more, for which",
+    ),
+    "with fewer targets": (retarget("q_proj"), "v_proj.* and 3 more, for which there is no place"),
+    "with more targets": (retarget("q_proj", "v_proj", "k_proj"), "lacks .*k_proj.* and 3 more, by"),
+    "cut off": (
+        lambda folder: lay(folder, {"adapter_model.safetensors": packed("a", cut=1)}),
+        "adapter_model.safetensors: expected [0-9]+ bytes by its header",
+    ),
+    "git's pointer": (
+        lambda folder: lay(folder, {"adapter_model.safetensors": LFS}),
+        "fetch that by: git lfs pull",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_an_adapter_that_does_not_fit_its_base_is_refused(name, tmp_path):
+    """peft warns at most, and the base alone would speak, or be exported as merged."""
+    change, said = ADAPTERS[name]
+    folder, logits = an_adapter(tmp_path)
+    change(folder)
+    if said is None:
+        model, _ = saved.open_model(saved.find(folder))
+        assert torch.allclose(model(input_ids=torch.arange(9)[None]).logits, logits, atol=1e-6)
+        return
+    with pytest.raises(BadInput, match=said):
+        saved.open_model(saved.find(folder))
+
+
+def test_without_a_tokenizer_and_a_base_the_base_is_asked_for(tmp_path):
+    folder, _ = an_adapter(tmp_path)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(
+        BadInput, match=r"the adapter's base: model: /no/such: no such directory; .* by --base DIR"
+    ):
+        saved.open_model(saved.find(folder), "/no/such")
+
+
+@pytest.mark.parametrize("kind", ["prompt", "bias", "replication"])
+def test_an_adapter_that_cannot_be_merged_speaks_and_is_refused_as_a_model(kind, tmp_path):
+    from peft import LoraConfig, PromptTuningConfig
+
+    lora = {"r": 2, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+    config, why = {
+        "prompt": (
+            PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"),
+            r"it goes before the text \(PROMPT_T",
+        ),
+        "bias": (
+            LoraConfig(lora_bias=True, **lora),
+            "the base layer has no bias; without --merge it is written as it is",
+        ),
+        "replication": (
+            LoraConfig(layer_replication=[[0, 2], [1, 2]], **lora),
+            "it repeats layers of its base",
+        ),
+    }[kind]
+    folder, logits = an_adapter(tmp_path, config)
+    model, _ = saved.open_model(saved.find(folder))
+    assert torch.allclose(model(input_ids=torch.arange(9)[None]).logits, logits, atol=1e-6)
+    with pytest.raises(BadInput, match=f"the adapter cannot go into its base: .*{why}"):
+        export.main(folder, tmp_path / "out", True, None, "auto", False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_others_output_directory_is_told_by_what_is_in_it(tmp_path):
+    lay(tmp_path, {"checkpoint-9/adapter_config.json": b"{}"})
+    with pytest.raises(BadInput, match=r"nor a run .*; did you mean .*/checkpoint-9\?"):
+        saved.find(tmp_path)
+    with pytest.raises(BadInput, match=r"adapter_config.json: not a directory"):
+        saved.find(tmp_path / "checkpoint-9/adapter_config.json")
+    lay(tmp_path, MODEL)
+    with pytest.raises(BadInput, match=r"found no weights in it; expected model.safetensors"):
+        saved.open_model(saved.find(tmp_path))
 
 
 def test_of_a_run_that_goes_on_the_newest_checkpoint_is_taken(tmp_path, monkeypatch):

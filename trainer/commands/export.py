@@ -111,10 +111,7 @@ def _write_model(found: saved.Saved, base: str | None, dtype: str, trust: bool, 
     """All weights, in transformers' format, with the tokenizer; returns the weights' number format."""
     model, tokenizer = saved.open_model(found, base, dtype, trust)
     if found.adapter:
-        try:
-            model = model.merge_and_unload(safe_merge=True)
-        except ValueError as error:  # weights that are no numbers
-            raise BadInput(f"{found.path}: the adapter cannot go into its base: {error}") from None
+        model = _merged(model, found)
     # A checkpoint names weights as the model does, and others' tools want them as published: experts one by one, say.
     if not getattr(model, "_weight_conversions", None):
         model._weight_conversions = None  # transformers' own for this kind of model
@@ -122,6 +119,28 @@ def _write_model(found: saved.Saved, base: str | None, dtype: str, trust: bool, 
     saved.name_end_of_turn(directory, model, tokenizer)
     tokenizer.save_pretrained(directory)
     return str(model.dtype).removeprefix("torch.")
+
+
+def _merged(model, found: saved.Saved):
+    """The model in peft's `model`, the adapter a part of its weights."""
+    from trainer.world import lacks_memory
+
+    why = ""
+    if model.active_peft_config.is_prompt_learning:
+        why = f"it goes before the text ({model.active_peft_config.peft_type.value}) and changes no weights"
+    elif found.adapter.get("layer_replication"):
+        why = "it repeats layers of its base, which share their weights, and no file of a whole model can say so"
+    try:  # peft's methods each have errors of their own
+        merged = None if why else model.merge_and_unload(safe_merge=True)
+    except (ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
+        if lacks_memory(error):
+            raise
+        why = " ".join(str(error).split())[:300].rstrip(".")
+    if why:
+        raise BadInput(
+            f"{found.path}: the adapter cannot go into its base: {why}; without --merge it is written as it is"
+        )
+    return merged
 
 
 def _umask() -> int:

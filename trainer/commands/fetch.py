@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trainer import disk
 from trainer.errors import BadInput
+from trainer.model.files import instead_of_a_model
 
 CREDENTIAL = "hub_token"  # systemd's, if the hub wants to know who asks
 CACHE = "cache/hub"
@@ -79,7 +80,8 @@ def _model(name: str, code: bool, progress: Path, cached: bool = False) -> tuple
     files = [path for path in folder.rglob("*") if path.is_file()]
     if not any(path.name == "config.json" for path in files):
         raise BadInput(
-            f"model: {name}: the hub's repository has no config.json; it is no model of transformers'"
+            f"model: {name}: the hub's repository has no config.json; it is no model of transformers': "
+            + instead_of_a_model(folder)
         )
     if not any(path.parent == folder and path.suffix == ".safetensors" for path in files):
         raise BadInput(

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -20,7 +20,7 @@ from trainer.data import hub
 from trainer.data import tokenizer as own_tokenizer
 from trainer.errors import BadInput
 from trainer.model import lora, quantize, senses, stored
-from trainer.model.files import weights_of
+from trainer.model.files import files_of, weights_of
 from trainer.model.loss import HALF
 from trainer.world import World, log
 
@@ -50,6 +50,8 @@ def source(config: Config, world: World) -> Source:
         found = world.together(lambda: _pretrained(config))
         digests = world.gather(tokenizer_digest(found.tokenizer)[:12])
         world.same("tokenizer", digests, "give every host the same files of the model")
+        if found.weights is None and world.first:
+            log(f"no weights are in {config.model}: they begin as random ones, by seed")
     world.together(lambda: _check(config, found))
     world.together(lambda: _check_attention(config, found, world.device))
     if config.compile:
@@ -88,7 +90,7 @@ def build(config: Config, found: Source, world: World, in_parts: bool = False) -
         digests = world.gather(files.digest()[:12] if files else "read as a whole")
         world.same("weights", digests, "give every host the same files of the model")
         if world.first and found.weights:
-            whole = "the weights are read as a whole by every rank: their files name them otherwise than the model"
+            whole = "every rank reads the weights as a whole: their files name or tie them otherwise than the model"
             part = "the weights" if config.strategy == "split" else "its own part of the weights"
             log(f"each rank reads {part} to where they belong" if files else whole)
     if world.first and getattr(lora.without_adapter(model), "is_quantized", False):
@@ -98,6 +100,14 @@ def build(config: Config, found: Source, world: World, in_parts: bool = False) -
                 f"warning: quantised are linear layers alone: {share:.0%} of this model's weights (experts that are no "
                 f"linear layers) stay in {config.dtype}, and need the memory of that"
             )
+    left = getattr(lora.without_adapter(model), "left_out", ())
+    left = [name for name in left if not stored.COMPUTED.search(name)]
+    if world.first and left:
+        more = f" and {len(left) - 3} more" if left[3:] else ""
+        log(
+            f"warning: weights in the model's files that the model has no place for are left out: {', '.join(left[:3])}"
+            f"{more}: they are for images or sound, or its config.json is another model's"
+        )
     if world.first and (kept := senses.found(lora.without_adapter(model))):
         log(f"parts of the model that no text reaches stay as they are: {', '.join(kept)}")
     _equalise(model, world)
@@ -150,6 +160,9 @@ def rehearse(config: Config, found: Source) -> torch.nn.Module | None:
         if re.search(r"\bmeta (device|tensor)", str(error)):
             return None
         raise
+    on_disk = getattr(found.config, "quantization_config", None)
+    if found.weights and on_disk is None and Path(found.weights).is_dir():
+        check_fit(type(model).__name__, found.weights, *stored.misfits(Path(found.weights), model))
     if config.adapter == "lora":
         model = lora.add(model, config)
     _check_trained(config, model)
@@ -204,13 +217,27 @@ def _pretrained(config: Config) -> Source:
     except OSError as error:  # a name too long, a directory that may not be entered
         raise BadInput(f"model: {name}: {error}; give a directory that the run's user can read") from None
 
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoTokenizer
 
     with _explained(config, "configuration"):
-        model_config = AutoConfig.from_pretrained(name, trust_remote_code=trust)
+        model_config = configuration(name, trust)
     with _explained(config, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust, use_fast=True)
     return Source(model_config, tokenizer, weights, {})
+
+
+def configuration(name: str, trust: bool):
+    """The transformers configuration of the model `name`, without the attention that its maker trained it by.
+
+    That may want a package and a card that are not here, and is no part of what the model is.
+    """
+    from transformers import AutoConfig
+
+    found = AutoConfig.from_pretrained(name, trust_remote_code=trust)
+    for part in _parts(found):
+        if "flash" in str(part._attn_implementation):
+            part._attn_implementation = None
+    return found
 
 
 @contextlib.contextmanager
@@ -228,6 +255,10 @@ def _explained(config: Config, part: str):
             "can't allocate memory" in text or "out of memory" in text.lower()
         ):
             raise  # World.together says so
+        # A kind of positions, or of activation.
+        if isinstance(error, KeyError) and re.fullmatch(r"'[\w.-]+'", text):
+            text = f"transformers does not know {text}, which its config.json names"
+        text = text.partition(" Model type should be one of ")[0]  # more than a hundred
         cure = _cure(error, text, here=Path(config.model).expanduser().is_dir())
         raise BadInput(
             f"model: {config.model}: its {part} cannot be loaded: {text[:300].rstrip('.')}. {cure}"
@@ -247,6 +278,10 @@ def _cure(error: Exception, text: str, here: bool) -> str:
         return "this model brings its own Python code: if you trust it, set trust_remote_code to true"
     if "for this kind of AutoModel" in text:
         return "it does not write text token by token (a causal language model), and no other is trained here"
+    if "module 'torch' has no attribute" in text:
+        return "set dtype in its config.json to float32, bfloat16 or float16"
+    if "untagged enum" in text:
+        return f"its tokenizer.json is damaged, or of newer than tokenizers {metadata.version('tokenizers')}, as here"
     if cure := hub.cure(error, text):
         return cure
     if isinstance(error, ImportError):
@@ -409,6 +444,7 @@ def _weights(config: Config, found: Source, world: World) -> torch.nn.Module:
                 use_safetensors=True,
                 dtype=frozen,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,
                 **common,
             ),
             found.weights,
@@ -419,19 +455,34 @@ def _weights(config: Config, found: Source, world: World) -> torch.nn.Module:
 
 
 def whole(model, told: dict, name: str):
-    """`model`; raises BadInput where files of `name` lacked some of its weights, which transformers makes up then.
+    """`model`, with `left_out`: the names of weights in its files that it has no place for.
 
-    told: what from_pretrained tells with output_loading_info.
+    told: what from_pretrained tells with output_loading_info. Raises BadInput as `check_fit` does.
     """
-    missing = sorted(set(told["missing_keys"]) & {key for key, _ in model.named_parameters()})
-    if missing:
+    missing = set(told["missing_keys"]) & {key for key, _ in model.named_parameters()}
+    check_fit(type(model).__name__, name, missing, told["mismatched_keys"])
+    model.left_out = sorted(told["unexpected_keys"])
+    return model
+
+
+def check_fit(kind: str, name: str, missing: Iterable[str], other: Iterable[tuple]) -> None:
+    """Raise BadInput where files of `name` lack weights of a model of this kind, which transformers makes up then.
+
+    other: those of another shape there: (weight, shape there, shape here).
+    """
+    for key, there, here in sorted(other)[:1]:
+        raise BadInput(
+            f"{name}: {key} is {tuple(there)} in its safetensors, and {tuple(here)} by its config.json; expected the "
+            "same: its config.json is another model's, or was left as it was when the weights were changed "
+            "(vocab_size); correct it"
+        )
+    if missing := sorted(missing):
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if missing[3:] else "")
         raise BadInput(
-            f"{name}: found no {shown} in its safetensors; expected all weights of {type(model).__name__}, for what is "
+            f"{name}: found no {shown} in its safetensors; expected all weights of {kind}, for what is "
             "missing would be random. It was saved without its head (AutoModel), names weights otherwise, or a file of "
             "it is not here: save it anew (AutoModelForCausalLM), or copy it whole"
         )
-    return model
 
 
 def _nothing_to_quantise(config: Config) -> BadInput:
@@ -464,7 +515,8 @@ def _without_weights(config: Config, found: Source) -> torch.nn.Module | None:
     with _explained(config, "weights"):
         directory = _fetched(found.weights)
         with stored.weightless():
-            model = senses.freeze(AutoModelForCausalLM.from_config(found.config, **common))
+            # Its own configuration: made empty, it would be another one to who then reads the weights as a whole.
+            model = senses.freeze(AutoModelForCausalLM.from_config(copy.deepcopy(found.config), **common))
         _keep_wide(model, common["dtype"])
         if on_disk is not None:
             model = quantize.emptied(model, on_disk, on_disk=True, dtype=getattr(torch, config.dtype))
@@ -517,11 +569,11 @@ def _fetched(weights: str) -> Path:
 def _loaded(weights: str) -> list[Path]:
     """The files of a model's weights that have been loaded; none where that cannot be told."""
     if Path(weights).is_dir():
-        return stored.files_of(Path(weights))
+        return files_of(Path(weights))
     import huggingface_hub
 
     path = huggingface_hub.try_to_load_from_cache(weights, "config.json")
-    return stored.files_of(Path(path).parent) if isinstance(path, str) else []
+    return files_of(Path(path).parent) if isinstance(path, str) else []
 
 
 def _equalise(model: torch.nn.Module, world: World) -> None:

@@ -14,6 +14,7 @@ import torch.nn as nn
 from trainer.config import Config
 from trainer.errors import BadInput
 from trainer.model import flops, lora
+from trainer.model.files import quantised_by
 from trainer.model.stored import Stored
 
 # Part of the weights from which on it is told what bitsandbytes leaves whole, and offered what it saves.
@@ -36,12 +37,11 @@ def settings(config: Config, model_config):
     """transformers' quantization settings for `config`, or None: whole weights, or a checkpoint that is quantised."""
     there = getattr(model_config, "quantization_config", None)
     if there is not None:
-        method = (
-            there.get("quant_method") if isinstance(there, dict) else getattr(there, "quant_method", None)
-        )
-        if "bitsandbytes" not in str(method):
+        method = quantised_by(there if isinstance(there, dict) else there.to_dict())
+        if "bitsandbytes" not in method:
+            by = method or "what its config.json does not name"
             raise BadInput(
-                f"model: {config.model}: its weights are quantised by {method}; of quantised checkpoints those of "
+                f"model: {config.model}: its weights are quantised by {by}; of quantised checkpoints those of "
                 "bitsandbytes can be trained beside. Give the whole model, and set quantize"
             )
         if config.adapter == "none":

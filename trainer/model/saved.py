@@ -1,6 +1,7 @@
 """What a directory holds of a trained model (a run, a checkpoint, an adapter, a whole model), and how to open it."""
 
 import json
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,7 +10,10 @@ from trainer import config as configuration
 from trainer.data import chat, read
 from trainer.data.files import expanded
 from trainer.errors import BadInput
+from trainer.model import files as model_files
 from trainer.model import load as model_load
+
+ADAPTER = "adapter_model.safetensors"  # peft's name for an adapter's weights
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,10 @@ def find(directory: Path) -> Saved:
         "neither a model (config.json), an adapter (adapter_config.json), a checkpoint (manifest.json) nor a run "
         "(model/ or checkpoints/)"
     )
-    raise BadInput(f"{directory}: {kind if directory.is_dir() else 'no such directory'}")
+    if not directory.is_dir():
+        raise BadInput(f"{directory}: {'not a' if directory.exists() else 'no such'} directory")
+    below = model_files.models_below(directory, ("config.json", "adapter_config.json"))
+    raise BadInput(f"{directory}: {kind}" + (f"; did you mean {below[0]}?" if below else ""))
 
 
 def open_model(saved: Saved, base: str | None = None, dtype: str = "auto", trust: bool = False):
@@ -79,24 +86,61 @@ def open_model(saved: Saved, base: str | None = None, dtype: str = "auto", trust
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
-    if saved.adapter is not None and not (saved.path / "adapter_model.safetensors").is_file():
+    if saved.adapter is not None and not (saved.path / ADAPTER).is_file():
         raise BadInput(
-            f"{saved.path}: found no adapter_model.safetensors; expected the adapter in that format, for what is "
+            f"{saved.path}: found no {ADAPTER}; expected the adapter in that format, for what is "
             "pickled runs code as it is read: save it anew, by peft's save_pretrained"
         )
+    if saved.adapter is not None:
+        model_files.header(saved.path / ADAPTER, str(saved.path))
+    elif not model_files.weights(saved.path, str(saved.path)):
+        raise BadInput(f"{saved.path}: found no weights in it; expected {model_files.SINGLE}, or it in parts")
     logging.disable_progress_bar()
-    with _explained(saved.path, "the tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(saved.path, local_files_only=True, trust_remote_code=trust)
+    tokens = str(saved.path)
+    if saved.adapter is not None and not (saved.path / "tokenizer.json").is_file():  # peft saves none
+        tokens, _ = _base_of(saved, base)
+        print(f"note: no tokenizer.json beside the adapter: that of {tokens} is taken", file=sys.stderr)
+    with _explained(Path(tokens), "the tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(
+            tokens, local_files_only=Path(tokens).is_dir(), trust_remote_code=trust
+        )
     if saved.adapter is None:
         if base:
             raise BadInput(f"{saved.path}: a whole model has no base; leave --base away")
         with _explained(saved.path, "the model"):
             return _weights(str(saved.path), dtype, trust).eval(), tokenizer
     whole = _base(saved, base, dtype, trust, tokenizer)
+    with _explained(saved.path, "the adapter"):
+        return _adapted(whole, saved, base).eval(), tokenizer
+
+
+def _adapted(whole, saved: Saved, base: str | None):
+    """The model with the adapter; raises BadInput where the two do not fit, of which peft warns at most."""
     from peft import PeftModel
 
-    with _explained(saved.path, "the adapter"):
-        return PeftModel.from_pretrained(whole, str(saved.path)).eval(), tokenizer
+    model = PeftModel.from_pretrained(whole, str(saved.path))
+    if model.active_peft_config.is_prompt_learning:  # of which peft tells nothing
+        return model
+    told = model.load_adapter(str(saved.path), "default")  # the same once more, for it tells what was amiss
+    if told.unexpected_keys:
+        raise BadInput(
+            f"{saved.path}: {ADAPTER} has {_some(told.unexpected_keys)}, for which there is no place in its base, "
+            f"{base or saved.base}; expected an adapter of that model, as peft saves it: its base is another one "
+            "(--base DIR), adapter_config.json is not its own, or it was saved from within what FSDP or torch.compile "
+            "had wrapped"
+        )
+    if told.missing_keys and model.active_peft_config.peft_type == "LORA":
+        raise BadInput(
+            f"{saved.path}: {ADAPTER} lacks {_some(told.missing_keys)}, by adapter_config.json and its base, "
+            f"{base or saved.base}; expected all of the adapter: its base is another one (--base DIR), or it was saved "
+            "in part, as where ZeRO-3 or FSDP had its weights in parts: save it anew, or copy it whole"
+        )
+    return model
+
+
+def _some(names: list[str]) -> str:
+    """The first of `names`, and how many there are besides."""
+    return sorted(names)[0] + (f" and {len(names) - 1} more" if names[1:] else "")
 
 
 def ends(model, tokenizer) -> set[int]:
@@ -139,19 +183,24 @@ def write_adapter(directory: Path, adapter: dict) -> None:
     (directory / "adapter_config.json").write_text(json.dumps(adapter, indent=2, sort_keys=True) + "\n")
 
 
-def _base(saved: Saved, base: str | None, dtype: str, trust: bool, tokenizer):
-    """The model beside which the adapter was trained, whole; quantised weights are made whole again."""
-    import torch
-
+def _base_of(saved: Saved, base: str | None) -> tuple[str, bool]:
+    """(the adapter's base, a directory or a name, and whether its weights were random)."""
     name = base or saved.base
     if not name:
         raise BadInput(f"{saved.path}: the adapter does not say what its base is; give it by --base DIR")
     try:
-        random = name == "tiny" or model_load.weights_of(name)[0] is None
+        return name, name == "tiny" or model_files.weights_of(name)[0] is None
     except BadInput as error:
         raise BadInput(
             f"{saved.path}: the adapter's base: {error}; say where it lies by --base DIR"
         ) from None
+
+
+def _base(saved: Saved, base: str | None, dtype: str, trust: bool, tokenizer):
+    """The model beside which the adapter was trained, whole; quantised weights are made whole again."""
+    import torch
+
+    name, random = _base_of(saved, base)
     if random:
         if not saved.settings:
             raise BadInput(
@@ -162,7 +211,8 @@ def _base(saved: Saved, base: str | None, dtype: str, trust: bool, tokenizer):
         with _explained(Path(name), "the adapter's base"):
             remade = model_load.remake(configuration.from_mapping(known), tokenizer)
             return remade if dtype == "auto" else remade.to(getattr(torch, dtype))
-    with _explained(Path(name), "the adapter's base"):
+    cure = "" if Path(name).is_dir() else "; say where it lies by --base DIR"
+    with _explained(Path(name), "the adapter's base", cure):
         return _weights(name, dtype, trust)
 
 
@@ -172,6 +222,7 @@ def _weights(name: str, dtype: str, trust: bool):
     model = model_load.whole(
         *AutoModelForCausalLM.from_pretrained(
             name,
+            config=model_load.configuration(name, trust),
             dtype=dtype,
             use_safetensors=True,
             local_files_only=Path(name).is_dir(),
@@ -179,6 +230,7 @@ def _weights(name: str, dtype: str, trust: bool):
             # Else weights that are packed go to the first GPU, whatever is free there.
             device_map={"": "cpu"},
             output_loading_info=True,
+            ignore_mismatched_sizes=True,
         ),
         name,
     )
@@ -227,8 +279,8 @@ def _known(settings: dict) -> dict:
 class _explained:
     """Turn the many exceptions of transformers, peft and safetensors into one message."""
 
-    def __init__(self, path: Path, what: str):
-        self.path, self.what = path, what
+    def __init__(self, path: Path, what: str, cure: str = ""):
+        self.path, self.what, self.cure = path, what, cure
 
     def __enter__(self) -> None:
         pass
@@ -242,7 +294,7 @@ class _explained:
         if isinstance(error, Exception) and not isinstance(error, BadInput | MemoryError):
             text = " ".join(str(error).split())[:300]
             raise BadInput(
-                f"{self.path}: {self.what} cannot be loaded: {type(error).__name__}: {text}"
+                f"{self.path}: {self.what} cannot be loaded: {type(error).__name__}: {text}{self.cure}"
             ) from None
 
 

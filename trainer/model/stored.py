@@ -6,7 +6,7 @@ reads the rows that it holds (strategies/sharded.py).
 
 import contextlib
 import hashlib
-import json
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +15,16 @@ import torch
 import torch.nn as nn
 from safetensors import safe_open
 
+from trainer.model.files import files_of
+
 SAMPLES, SAMPLE = 16, 1 << 16  # how many places of a file, and bytes of each, its digest is made of
 # Experts that are one tensor in the model: what they are on disk, one by one.
 EXPERTS = {
     "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
     "down_proj": (("down_proj",), ("w2",)),
 }
+COMPUTED = re.compile(r"\.(masked_bias|inv_freq|position_ids)$")  # what files once held, and models compute
+ROWS = 1 << 12  # of two tensors, compared at once
 Key = tuple[Path, str]  # a file and the tensor's name in it
 
 
@@ -58,10 +62,15 @@ class Stored:
         )
         return Stored(places, scales)
 
+    @property
+    def keys(self) -> set[Key]:
+        """All of them."""
+        packed = {key for parts in self.scales.values() for key in parts.values()}
+        return packed.union(*(expert for place in self.places.values() for expert in place))
+
     def digest(self) -> str:
         """As `digest`, of the files that these lie in."""
-        keys = (key for place in self.places.values() for expert in place for key in expert)
-        return digest({path for path, _ in keys})
+        return digest({path for path, _ in self.keys})
 
 
 def digest(paths: Iterable[Path]) -> str:
@@ -84,21 +93,13 @@ def find(directory: Path, model: nn.Module, packed: Collection[nn.Parameter] = (
     packed: those that bitsandbytes has packed there, so that they have another shape, and scales. Buffers that are
     there are read at once.
     """
-    there: dict[str, tuple[Key, list[int]]] = {}
-    for file in files_of(directory):
-        with safe_open(file, "pt") as opened:
-            there |= {key: ((file, key), opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
-    for key, name in _renamed(there, model).items():
-        there.setdefault(name, there[key])
-    names: dict[int, list[str]] = {}  # of a parameter; more than one where it is tied
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
+    there, names = _tensors(directory, model), _names(model)
     beside = _beside(there)
     places, scales, bits = {}, {}, {id(one) for one in packed}
     for name, parameter in model.named_parameters():
         shape = None if id(parameter) in bits else list(parameter.shape)
         place = _place(names[id(parameter)], shape, there, model.base_model_prefix)
-        if place is None:
+        if place is None or not _tied(names[id(parameter)], there):
             return None
         places[name] = place
         if shape is None:
@@ -108,7 +109,73 @@ def find(directory: Path, model: nn.Module, packed: Collection[nn.Parameter] = (
     for name, buffer in model.named_buffers():
         if place := _place([name], list(buffer.shape), there, model.base_model_prefix):
             buffer.copy_(_tensor(*place[0][0]))
+    model.left_out = _left_out(Stored(places, scales), model, there, names)
     return Stored(places, scales)
+
+
+def misfits(directory: Path, model: nn.Module) -> tuple[list[str], list[tuple[str, list[int], list[int]]]]:
+    """(parameters of `model` that the files of `directory` lack, those of another shape there), as far as names tell.
+
+    Of the latter (name, shape there, shape in the model). What transformers makes of several tensors, as of experts,
+    is passed over.
+    """
+    there, lacking, other = _tensors(directory, model), [], []
+    if _converters(model)[0]:
+        return [], []
+    spare = model._keys_to_ignore_on_load_missing or ()
+    for names in _names(model).values():
+        shape = list(model.get_parameter(names[0]).shape)
+        found = [there[one][1] for one in _spellings(names, model.base_model_prefix) if one in there]
+        if not found and not any(re.search(one, name) for one in spare for name in names):
+            lacking.append(names[0])
+        if found and shape not in found:
+            other.append((names[0], found[0], shape))
+    return lacking, other
+
+
+def _left_out(found: Stored, model: nn.Module, there: dict, names: dict[int, list[str]]) -> list[str]:
+    """The tensors `there` that the model has no place for; of tied ones one is read."""
+    known = {one for several in names.values() for one in _spellings(several, model.base_model_prefix)}
+    known |= {name for name, _ in model.named_buffers()}
+    known |= {name for name, (key, _) in there.items() if key in found.keys}
+    known = {there[name][0] for name in known if name in there}
+    spare = model._keys_to_ignore_on_load_unexpected or ()
+    left = {name for (_, name), _ in there.values() if not any(re.search(one, name) for one in spare)}
+    return sorted(left - {name for _, name in known})
+
+
+def _tensors(directory: Path, model: nn.Module) -> dict[str, tuple[Key, list[int]]]:
+    """The tensors in the files of `directory`, where they lie and their shapes: by their names there and in `model`."""
+    there: dict[str, tuple[Key, list[int]]] = {}
+    for file in files_of(directory):
+        with safe_open(file, "pt") as opened:
+            there |= {key: ((file, key), opened.get_slice(key).get_shape()) for key in opened.keys()}  # noqa: SIM118
+    for key, name in _renamed(there, model).items():
+        there.setdefault(name, there[key])
+    return there
+
+
+def _names(model: nn.Module) -> dict[int, list[str]]:
+    """The names of each parameter, by its id: more than one where it is tied."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return names
+
+
+def _tied(names: list[str], there: dict) -> bool:
+    """Whether what the files have by these names of one parameter is the same; transformers else ties them not."""
+    keys = list({there[one][0] for one in names if one in there})
+    return all(_equal(keys[0], other) for other in keys[1:])
+
+
+def _equal(one: Key, other: Key) -> bool:
+    with safe_open(one[0], "pt") as here, safe_open(other[0], "pt") as there:
+        first, second = here.get_slice(one[1]), there.get_slice(other[1])
+        if first.get_shape() != second.get_shape():
+            return False
+        places = range(0, first.get_shape()[0], ROWS)
+        return all(torch.equal(first[n : n + ROWS], second[n : n + ROWS]) for n in places)
 
 
 def _beside(there: dict) -> dict[str, dict[str, Key]]:
@@ -128,16 +195,25 @@ def _renamed(keys: Collection[str], model: nn.Module) -> dict[str, str]:
 
     Those that it makes others of, as it does of experts, are left out.
     """
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, rename_source_key
+    from transformers.core_model_loading import rename_source_key
 
-    changes = get_model_conversion_mapping(model)
-    converters = [one for one in changes if isinstance(one, WeightConverter)]
-    others = [one for one in changes if not isinstance(one, WeightConverter)]
+    converters, others = _converters(model)
     prefix = model.base_model_prefix
     state = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers()])
     found = {key: rename_source_key(key, others, converters, prefix, state) for key in keys}
     return {key: name for key, (name, converter) in found.items() if converter is None and name != key}
+
+
+def _converters(model: nn.Module) -> tuple[list, list]:
+    """(how transformers makes weights of `model` of others on disk, what it renames)."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter
+
+    changes = get_model_conversion_mapping(model)
+    kinds = {True: [], False: []}
+    for one in changes:
+        kinds[isinstance(one, WeightConverter)].append(one)
+    return kinds[True], kinds[False]
 
 
 def _place(
@@ -172,14 +248,6 @@ def _spellings(names: list[str], prefix: str) -> Iterator[str]:
 def _tensor(file: Path, key: str) -> torch.Tensor:
     with safe_open(file, "pt") as opened:
         return opened.get_tensor(key)
-
-
-def files_of(directory: Path) -> list[Path]:
-    """The files of a model's weights in its directory."""
-    whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
-    if whole.is_file() or not index.is_file():  # transformers, too, looks for it first
-        return [whole] if whole.is_file() else []
-    return sorted({directory / name for name in json.loads(index.read_text())["weight_map"].values()})
 
 
 @contextlib.contextmanager
