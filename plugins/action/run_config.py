@@ -132,6 +132,17 @@ def name_fault(run: str, begins: bool) -> str:
     return ""
 
 
+def report_fault(service: str, results: str) -> str:
+    """Why a run on hosts could not tell a service, and what else to do; "" where it is not to."""
+    if service == "none":
+        return ""
+    return (
+        f"report_to: found {service}; expected none of a run on hosts, whose environments have not its package. Leave it "
+        f"out, and send what the run has told once it is here: .venv/bin/python -m trainer send {results} {service} "
+        "(docs/trainer.md)"
+    )
+
+
 def results_fault(directory: str) -> str:
     """Why results could not be written to `directory`, which need not be there yet, and the cure; "" if they could."""
     place = os.path.abspath(directory)
@@ -379,6 +390,7 @@ def build(
     faults = [
         name_fault(run, not begun and not base),
         results_fault(os.path.join(results, run)) if writes else "",
+        report_fault(merged.report_to, os.path.join(results, run)) if writes and not local else "",
     ]
     if any(faults):
         raise BadInput("\n".join(filter(None, faults)))

@@ -174,6 +174,15 @@ def test_files_of_the_controller_go_to_a_place_named_by_their_content(jsonl, mod
     assert again["dataset"]["path"] == found["dataset"]["path"]
 
 
+def test_services_are_told_from_a_runs_results_for_hosts_have_no_package_of_theirs():
+    with pytest.raises(BadInput, match=r"report_to: found wandb; .* send \S+/runs/first wandb"):
+        build({"run": "first", "report_to": "wandb"})
+    with pytest.raises(BadInput, match="report_to: found mlflow"):
+        build({"run": "first"}, {"report_to": "mlflow"})
+    assert build({"run": "first", "report_to": "wandb"}, local=True)["config"]["report_to"] == "wandb"
+    assert build({"run": "first", "report_to": "wandb", "plan": "true"})
+
+
 def test_what_of_the_data_is_not_read_is_told(jsonl, tmp_path):
     assert build({"run": "first", "dataset": str(jsonl)})["unread"] == []
     (tmp_path / "b.jsonl").write_text('{"text": "words", "of": "whom"}\n')
