@@ -137,7 +137,7 @@ def report_fault(service: str, results: str) -> str:
     if service == "none":
         return ""
     return (
-        f"report_to: found {service}; expected none of a run on hosts, whose environments have not its package. Leave it "
+        f"report_to: found {service}; expected none of a run on hosts, which lack its package. Leave it "
         f"out, and send what the run has told once it is here: .venv/bin/python -m trainer send {results} {service} "
         "(docs/trainer.md)"
     )
