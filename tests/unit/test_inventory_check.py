@@ -261,6 +261,78 @@ BAD = {
         "ansible_become",
         ["found True", "becomes root itself", "Remove it"],
     ),
+    "tasks becoming somebody": (
+        inventory(node2={"ansible_become_user": "anna"}),
+        "node2",
+        "ansible_become_user",
+        ["found anna", "who logs in is ansible_user"],
+    ),
+    "an address by its old name": (
+        inventory(node2={"ansible_host": None, "ansible_ssh_host": "192.168.1.101"}),
+        "node2",
+        "ansible_ssh_host",
+        ["found 192.168.1.101", "its name of today, ansible_host", "Rename it"],
+    ),
+    "a port by its old name": (
+        inventory(node2={"ansible_ssh_port": 2222}),
+        "node2",
+        "ansible_ssh_port",
+        ["its name of today, ansible_port"],
+    ),
+    "a port that is a word": (
+        inventory(node2={"ansible_port": "ssh"}),
+        "node2",
+        "ansible_port",
+        ["found ssh", "a port, 1 to 65535"],
+    ),
+    "a port that is out of range": (
+        inventory(node2={"ansible_port": 70000}),
+        "node2",
+        "ansible_port",
+        ["found 70000"],
+    ),
+    "a port by a template that fails": (
+        inventory(node2={"ansible_port": ic.Undefined("a template that fails: 'p' is undefined")}),
+        "node2",
+        "ansible_port",
+        ["'p' is undefined"],
+    ),
+    "a group that is off by a slip": (
+        dataclasses.replace(inventory(), groups={**inventory().groups, "monitorng": ["node1"]}),
+        "hosts.yml",
+        "monitorng",
+        ["nothing here reads", "Rename it to monitoring"],
+    ),
+    "a group that is off by a hyphen": (
+        dataclasses.replace(inventory(), groups={**inventory().groups, "storage-server": ["node1"]}),
+        "hosts.yml",
+        "storage-server",
+        ["Rename it to storage_server"],
+    ),
+    "a host that is not below hosts": (
+        dataclasses.replace(inventory(), left_out=[("hosts.yml:7", "workers", "node4")]),
+        "hosts.yml:7",
+        "workers",
+        ["found node4, which Ansible leaves out", "children, hosts or vars alone", "a host below hosts:"],
+    ),
+    "a word for the other boolean": (
+        inventory(node2={"firewall_manage": "Yes"}),
+        "node2",
+        "firewall_manage",
+        ["found 'Yes'", "in an INI inventory firewall_manage=True", """-e '{"firewall_manage": true}'"""],
+    ),
+    "a list by commas": (
+        inventory(node2={"time_sync_servers": "a.org, b.org"}),
+        "node2",
+        "time_sync_servers",
+        ["time_sync_servers=['a.org', 'b.org'], after -e", """'{"time_sync_servers": ["a.org", "b.org"]}'"""],
+    ),
+    "a number with its unit": (
+        inventory(node2={"trainer_min_free_gb": "10GB"}),
+        "node2",
+        "trainer_min_free_gb",
+        ["found '10GB'; expected a number. Correct it"],
+    ),
     "a word for a boolean": (
         inventory(node2={"firewall_manage": "false"}),
         "node2",
@@ -407,6 +479,35 @@ def test_bad_input_is_one_problem_with_its_place_and_its_cure(what):
     for word in words:
         assert word in str(problems[0])
     assert problems[0].cure
+
+
+# A YAML inventory -> (group, key) of what Ansible passes over with a warning at most.
+PASSED_OVER = (
+    ("all: {children: {cluster: {children: {workers: {hosts: {a: {}, b: }, vars: {x: 1}}}}}}", []),
+    ("all: {children: {cluster: {children: {workers: {a: {ansible_host: 10.0.0.1}, b: }}}}}",
+     [("workers", "a"), ("workers", "b")]),
+    ("workers: {host: {a: {}}}", [("workers", "host")]),
+    ("all: {cluster_network: 10.0.0.0/24, hosts: {a: {}}}", [("all", "cluster_network")]),
+    ("cluster: {children: {workers: [a, b]}}", [("workers", "['a', 'b']")]),
+    ("cluster: {hosts: a, children: }", []),
+    ("services: {web: {image: x}}", []),  # a file of something else, beside
+    ("model: tiny", []),
+    ("- a", []),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "found"), PASSED_OVER)
+def test_what_ansible_passes_over_in_an_inventory(text, found):
+    assert [(group, key) for _, group, key in ic.passed_over(yaml.safe_load(text))] == found
+
+
+def test_the_files_of_an_inventory_that_are_yaml(tmp_path):
+    for name in ("group_vars/all.yml", ".git/a.yml", "b/hosts.yaml", "hosts", "hosts.ini", "old.yml.bak"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    found = list(ic.yaml_files(str(tmp_path)))
+    assert [str(Path(one).relative_to(tmp_path)) for one in found] == ["b/hosts.yaml", "hosts"]
+    assert list(ic.yaml_files("192.168.1.1,")) == []
 
 
 def given(*addresses, **more):
