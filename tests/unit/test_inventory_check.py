@@ -946,6 +946,15 @@ def test_plays_on_hosts_do_not_become_root_as_a_whole_whatever_b_says(name):
     assert on_hosts and all(play["become"] is False for play in on_hosts)
 
 
+def test_plays_have_a_strategy_of_their_own_whatever_the_environment_says():
+    """By ANSIBLE_STRATEGY=free what runs once would run on each host, before the others have said what it takes."""
+    for path in (ROOT / "playbooks").glob("*.yml"):
+        for play in yaml.safe_load(path.read_text()):
+            assert play["strategy"] == (
+                "free" if (path.stem, play["name"]) == ("stop", "The run") else "linear"
+            )
+
+
 def test_every_scenario_has_its_example():
     names = {path.parent.name for path in (ROOT / "inventory/examples").glob("*/hosts.yml")}
     assert names == {"home-lan", "single-gpu", "two-by-eight", "rdma-pair", "two-hosts"}
