@@ -400,7 +400,7 @@ def instead(name: str, known: typing.Iterable[str], others_are: str) -> str:
     """What to write instead of a key that is none; known: those there are. others_are: what comes before ours."""
     if own := others.here(name):
         return own
-    if near := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
+    if near := difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1, cutoff=0.6):
         return f"did you mean '{near[0]}'?"
     if near := difflib.get_close_matches(name, others.KEYS, n=1, cutoff=0.9):
         return f"did you mean '{near[0]}'? {others.here(near[0])}"
@@ -653,6 +653,13 @@ def _checked(field: dataclasses.Field, value: object):
     """`value` as the field's type and in its range; raises ValueError: what was found, what is expected."""
     (kind,) = _kinds(field)
     rules = field.metadata
+    wanted = {"str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false"}[kind]
+    if (
+        kind == "str" and field.default is None and value == "null"
+    ):  # as of the others, by which YAML means none
+        return None
+    if kind != "str" and value == "":  # mostly a shell's variable that is not set: not what it was to say
+        raise ValueError(f"expected {wanted}, found an empty text; give one, or leave the key out")
     if kind != "str" and isinstance(value, str):
         # An override, or a number that Ansible quoted. Read as YAML would, but for what YAML 1.1 makes of 1:30
         # (90), 010 (8) and 1e-3 (a word).
@@ -668,9 +675,6 @@ def _checked(field: dataclasses.Field, value: object):
     if kind == "float" and isinstance(value, int) and not isinstance(value, bool):
         value = float(value) if abs(value) < 10**300 else float("inf")
     if type(value).__name__ != kind:
-        wanted = {"str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false"}[
-            kind
-        ]
         cure = _by_commas(field.name, value)
         if kind == "str" and isinstance(value, int | float):
             cure = f"; quote it: '{value}'"
@@ -680,7 +684,7 @@ def _checked(field: dataclasses.Field, value: object):
     if kind == "str" and not _is_unicode(value):
         raise ValueError(f"expected UTF-8, found {value!a}; give what is called so another name")
     if rules["choices"] and value not in rules["choices"]:
-        near = difflib.get_close_matches(value, rules["choices"], n=1)
+        near = difflib.get_close_matches(value.lower(), rules["choices"], n=1)
         meant = others.VALUES.get(field.name, {}).get(value.lower()) or next(iter(near), "")
         hint = f"; did you mean '{meant}'?" if meant else ""
         raise ValueError(f"expected {' or '.join(rules['choices'])}, found '{value}'{hint}")

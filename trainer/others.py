@@ -17,7 +17,10 @@ PREFERENCES = (
     "nothing of the kind: it learns from texts, instructions and chats, not from preferences or rewards"
 )
 EXPORTED = "nothing of the kind: `trainer export` makes what other tools load"
-NAMED = "a part of the name, in model or dataset: org/name@revision"
+NAMED = "a part of the name, in dataset: org/name@revision"
+NEWEST = (
+    "nothing to set: of a model the newest is taken; another is given as a directory (hf download --revision)"
+)
 WANDB = "report_to: wandb, of runs by hand, with WANDB_PROJECT in the environment"
 TOKEN = "trainer_hub_token, in the inventory and best in a vault; by hand HF_TOKEN in the environment"
 NOT_HERE = "nothing of the kind"
@@ -190,8 +193,8 @@ KEYS = {
     "stage": "nothing to set: what a record is says how it is learnt (data_format)",
     "push_to_hub": EXPORTED,
     "hub_model_id": EXPORTED,
-    "revision": NAMED,
-    "model_revision": NAMED,
+    "revision": NEWEST,
+    "model_revision": NEWEST,
     "dataset_revision": NAMED,
     "hf_token": TOKEN,
     "hub_token": TOKEN,

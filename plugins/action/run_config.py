@@ -184,11 +184,15 @@ def model_directory(value: str) -> str | None:
     if not looks_like_path(value):
         near = difflib.get_close_matches(value, trainer_model.SHIPPED, n=1, cutoff=0.7)
         if near or not MODEL_NAME.fullmatch(value):
-            hint = (
-                f"did you mean '{near[0]}'?"
-                if near
-                else "give tiny, a directory, or a name on the hub such as org/model"
-            )
+            hint = "give tiny, a directory, or a name on the hub such as org/model"
+            if near:
+                hint = f"did you mean '{near[0]}'?"
+            elif "@" in value:
+                name, _, revision = value.partition("@")
+                hint = (
+                    "of a model the hub's newest revision is taken. For another one: "
+                    f"hf download {name} --revision {revision} --local-dir DIR, and -e model=DIR"
+                )
             raise BadInput(f"model: {value}: there is no such model; {hint}")
         return None
     path = os.path.abspath(os.path.expanduser(value))
@@ -371,7 +375,11 @@ def build(
         if base
         else ("trainer_config in the inventory", inventory_keys)
     ]
-    if "config" in words:
+    if words.get("config") == "":
+        problems.append(
+            "-e config=: expected a YAML file of trainer keys, found nothing; name one, or leave it out"
+        )
+    elif "config" in words:
         path = os.path.expanduser(str(words["config"]))
         try:
             sources.append((path, file_keys(path)))

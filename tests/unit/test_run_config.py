@@ -292,6 +292,19 @@ REFUSED = {
         ["model: ./no/such/model", "directory on this controller"],
     ),
     "a misspelt model": (lambda _: {"model": "tinny"}, ["no such model", "did you mean 'tiny'?"]),
+    "a model's revision": (
+        lambda _: {"model": "org/name@v1"},
+        [
+            "org/name@v1",
+            "newest revision",
+            "hf download org/name --revision v1 --local-dir DIR",
+            "-e model=DIR",
+        ],
+    ),
+    "a configuration by a shell's variable that is not set": (
+        lambda _: {"config": ""},
+        ["-e config=: expected a YAML file", "found nothing"],
+    ),
     "a model without config": (lambda t: {"model": str(t)}, ["config.json", "save_pretrained"]),
     "pickled weights": (
         lambda t: {"model": directory(t, "config.json", "tokenizer.json", "pytorch_model.bin")},

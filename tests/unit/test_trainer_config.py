@@ -111,6 +111,35 @@ def test_settings_that_do_not_go_together_have_their_places(tmp_path):
     assert third.startswith("override 'validation=austen': validation, validation_split: both")
 
 
+@pytest.mark.parametrize("name", ["lr", "steps", "epochs", "threads", "batch_size", "compile"])
+def test_a_shells_variable_that_is_not_set_is_no_default(name):
+    with pytest.raises(BadInput, match=f"{name}: expected .*, found an empty text; give one, or leave"):
+        config.load(None, [f"{name}="])
+
+
+def test_null_takes_away_what_is_set_of_texts_too():
+    found = config.from_mapping({"validation": "null", "steps": "null", "model": "null"})
+    assert (found.validation, found.steps, found.model) == (None, None, "null")
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("BATCH_SIZE=4", "batch_size"),
+        ("Batch-Size=4", "batch_size"),
+        ("LR=1", "lr"),
+        ("strategy=DDP", "ddp"),
+        ("strategy=FSDP", "fsdp"),
+        ("adapter=LoRA", "lora"),
+        ("device=CPU", "cpu"),
+        ("dtype=BFloat16", "bfloat16"),
+    ],
+)
+def test_capitals_and_hyphens_hide_no_name(word, meant):
+    with pytest.raises(BadInput, match=f"did you mean '{meant}'"):
+        config.load(None, [word])
+
+
 def test_all_problems_at_once(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("lr: -1\nstepss: 3\n")
