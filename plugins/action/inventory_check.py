@@ -1272,6 +1272,38 @@ def report(problems: list[Problem], contacted: bool) -> str:
     )
 
 
+def tags_of(playbook: Any) -> set[str]:
+    """The tags of a playbook, as it is read from its file."""
+    parts = playbook.items() if isinstance(playbook, Mapping) else enumerate(playbook)
+    found = set()
+    for key, value in parts:
+        if key == "tags":
+            found |= {value} if isinstance(value, str) else set(value)
+        elif isinstance(value, (list, Mapping)):
+            found |= tags_of(value)
+    return found
+
+
+def tag_faults(cli: Mapping[str, Any], known: set[str]) -> list[str]:
+    """What is wrong with the tags that were asked for, or to be left out: Ansible would do nothing, or all, silently.
+
+    cli: context.CLIARGS. known: the tags of site.yml, the one playbook that has some.
+    """
+    books = {os.path.basename(book) for book in cli.get("args") or ()}
+    if "train.yml" in books and not {"all", "untagged"} & {*(cli.get("tags") or ("all",))}:
+        return [f"--tags {','.join(cli['tags'])}: train.yml has no tags, and would do nothing. Leave it out."]
+    faults = []
+    for option, key in (("--tags", "tags"), ("--skip-tags", "skip_tags")):
+        for tag in cli.get(key) or () if books & {"site.yml", "train.yml"} else ():
+            if tag not in {*known, "all", "tagged", "untagged", "never"}:
+                near = difflib.get_close_matches(tag, known, 1, 0.6)
+                cure = f"Write {near[0]} if that is meant" if near else "Correct it, or leave it out"
+                faults.append(
+                    f"{option} {tag}: found a tag that no task has; expected one of {', '.join(sorted(known))}. {cure}."
+                )
+    return faults
+
+
 def read_specs(roles: str) -> tuple[list[str], dict[str, dict]]:
     """The roles in the directory `roles`, and the options of all entry points in their argument specs."""
     names = sorted(entry.name for entry in os.scandir(roles) if entry.is_dir())
@@ -1337,6 +1369,9 @@ class ActionModule(ActionBase):
         _, arguments = self.validate_argument_spec(
             {"roles": {"type": "path", "required": True}, "facts": {"type": "bool", "default": False}}
         )
+        site = yaml.safe_load(Path(__file__).parents[2].joinpath("playbooks/site.yml").read_text())
+        if faults := tag_faults(context.CLIARGS, tags_of(site)):
+            return {"failed": True, "msg": "\n".join([*faults, "No host was contacted."])}
         inventory = self._inventory(task_vars, arguments["roles"])
         # By a reset, hosts that an earlier release deployed so can be put right.
         resets = any(os.path.basename(book) == "reset.yml" for book in context.CLIARGS.get("args") or ())

@@ -946,6 +946,38 @@ def test_plays_on_hosts_do_not_become_root_as_a_whole_whatever_b_says(name):
     assert on_hosts and all(play["become"] is False for play in on_hosts)
 
 
+SITE_TAGS = ic.tags_of(yaml.safe_load((ROOT / "playbooks/site.yml").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("cli", "words"),
+    [
+        ({"args": ["site.yml"], "tags": ["nvidai"]}, ["--tags nvidai: found a tag that no task has", "Write nvidia"]),
+        ({"args": ["/a/site.yml"], "tags": ["all"], "skip_tags": ["gpu"]}, ["--skip-tags gpu: found", "nvidia"]),
+        ({"args": ["train.yml"], "tags": ["trainer"]}, ["--tags trainer: train.yml has no tags", "Leave it out"]),
+        ({"args": ["train.yml"], "tags": ["all"], "skip_tags": ["nvida"]}, ["--skip-tags nvida"]),
+    ],
+)  # fmt: skip
+def test_tags_by_which_ansible_would_silently_do_nothing_or_too_much(cli, words):
+    (fault,) = ic.tag_faults(cli, SITE_TAGS)
+    assert all(word in fault for word in words), fault
+
+
+@pytest.mark.parametrize(
+    "cli",
+    [
+        {},
+        {"args": ["site.yml"], "tags": ["all"], "skip_tags": []},
+        {"args": ["site.yml"], "tags": sorted(SITE_TAGS), "skip_tags": ["nvidia", "never"]},
+        {"args": ["site.yml", "train.yml"], "tags": ["all"], "skip_tags": ["nvidia"]},
+        {"args": ["converge.yml"], "tags": ["of_its_own"]},
+    ],
+)
+def test_tags_that_there_are(cli):
+    assert {"always", "first_contact", "nvidia", "python_env", "roce_qos"} <= SITE_TAGS
+    assert ic.tag_faults(cli, SITE_TAGS) == []
+
+
 def test_plays_have_a_strategy_of_their_own_whatever_the_environment_says():
     """By ANSIBLE_STRATEGY=free what runs once would run on each host, before the others have said what it takes."""
     for path in (ROOT / "playbooks").glob("*.yml"):
