@@ -5,6 +5,7 @@ The controller imports this file to check a run before any host is touched, so i
 
 import contextlib
 import dataclasses
+import datetime
 import difflib
 import re
 import types
@@ -369,6 +370,14 @@ def load(path: str | Path | None = None, overrides: typing.Sequence[str] = ()) -
     return _build(_values(path, overrides, problems), problems)
 
 
+def read(path: str | Path) -> dict[str, object]:
+    """The keys that a YAML file sets, as they stand there; raises BadInput as `load` does."""
+    problems: list[str] = []
+    values = _values(path, (), problems)
+    _build(values, problems)
+    return {name: value for name, (value, _) in values.items()}
+
+
 def load_whole(path: str | Path, overrides: typing.Sequence[str] = ()) -> Config:
     """As `load`, of a configuration to which no other keys are to come: all must go together."""
     problems: list[str] = []
@@ -616,13 +625,32 @@ def _read_yaml(path: Path, problems: list[str]):
                     + _by_commas(str(name.value), [one.value for one in node.value] if plain else [])
                 )
                 continue
-            yield str(name.value), loader.construct_object(node), where
+            try:
+                yield (
+                    str(name.value),
+                    _as_written(str(name.value), node, loader.construct_object(node)),
+                    where,
+                )
+            except ValueError as error:
+                problems.append(f"{where}: {name.value}: {error}")
     except (yaml.MarkedYAMLError, *UNREADABLE) as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
         raise BadInput(f"{place}: not YAML: {getattr(error, 'problem', None) or error}") from None
     except yaml.YAMLError as error:
         raise BadInput(f"{path}: not YAML: {error}") from None
+
+
+def _as_written(name: str, node: yaml.ScalarNode, value: object):
+    """A value as it stands in a file, and would after `-e`: YAML 1.1 makes 8 of 010, 90 of 1:30, a date of 2024-01-01.
+
+    Raises ValueError where it makes something else of what is a text here.
+    """
+    if value is None or isinstance(value, str) or name not in FIELDS:
+        return value
+    if _kinds(FIELDS[name]) == ["str"] and not FIELDS[name].metadata["choices"]:
+        raise ValueError(f"expected a text, found {node.value}; quote it: '{node.value}'")
+    return value if _kinds(FIELDS[name]) != ["str"] and isinstance(value, bool) else node.value
 
 
 def _by_commas(name: str, values: object) -> str:
@@ -676,9 +704,12 @@ def _checked(field: dataclasses.Field, value: object):
         value = float(value) if abs(value) < 10**300 else float("inf")
     if type(value).__name__ != kind:
         cure = _by_commas(field.name, value)
-        if kind == "str" and isinstance(value, int | float):
+        if kind == "str" and isinstance(value, bool):
+            cure = "; to YAML the words yes, no, on and off are such: quote the one that is meant"
+        elif kind == "str" and isinstance(value, int | float | datetime.date):
             cure = f"; quote it: '{value}'"
-        raise ValueError(f"expected {wanted}, found {'nothing' if value is None else repr(value)}{cure}")
+        found = str(value) if isinstance(value, datetime.date) else repr(value)
+        raise ValueError(f"expected {wanted}, found {'nothing' if value is None else found}{cure}")
     if kind == "str" and not value:
         raise ValueError("expected a text, found an empty one")
     if kind == "str" and not _is_unicode(value):

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-import yaml
 from ansible import constants as C
 from ansible import context
 from ansible.module_utils.parsing.convert_bool import BOOLEANS_FALSE, BOOLEANS_TRUE
@@ -111,13 +110,6 @@ def sort_words(extra: Mapping[str, object], variables: Iterable[str]) -> tuple[d
             cure = trainer_config.instead(name, known, "the run's keys are")
             problems.append(f"-e {name}=…: unknown key '{name}'; {cure}")  # its value may be a secret
     return switches, keys, problems
-
-
-def file_keys(path: str) -> dict:
-    """The keys that a configuration file sets; raises BadInput with file and line."""
-    trainer_config.load(path)  # every fault, with its place
-    with open(path, encoding="utf-8") as file:
-        return yaml.safe_load(file) or {}
 
 
 def name_fault(run: str, begins: bool) -> str:
@@ -382,7 +374,7 @@ def build(
     elif "config" in words:
         path = os.path.expanduser(str(words["config"]))
         try:
-            sources.append((path, file_keys(path)))
+            sources.append((path, trainer_config.read(path)))
         except BadInput as error:
             problems.append(str(error))
     problems += [

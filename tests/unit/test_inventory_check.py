@@ -327,12 +327,6 @@ BAD = {
         "time_sync_servers",
         ["time_sync_servers=['a.org', 'b.org'], after -e", """'{"time_sync_servers": ["a.org", "b.org"]}'"""],
     ),
-    "a number with its unit": (
-        inventory(node2={"trainer_min_free_gb": "10GB"}),
-        "node2",
-        "trainer_min_free_gb",
-        ["found '10GB'; expected a number. Correct it"],
-    ),
     "a word for a boolean": (
         inventory(node2={"firewall_manage": "false"}),
         "node2",
@@ -479,6 +473,11 @@ def test_bad_input_is_one_problem_with_its_place_and_its_cure(what):
     for word in words:
         assert word in str(problems[0])
     assert problems[0].cure
+
+
+def test_a_number_with_its_unit_is_told_without_words_of_ansibles_inside():
+    (problem,) = ic.check(inventory(node2={"trainer_min_free_gb": "10GB"}))
+    assert str(problem) == "node2: trainer_min_free_gb: found '10GB'; expected a number. Correct it"
 
 
 # A YAML inventory -> (group, key) of what Ansible passes over with a warning at most.
