@@ -33,6 +33,7 @@ from ansible.plugins.action import ActionBase
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
 from network_entries import gateway_of, refusals, shown
+from telling import limit_fault
 
 HOST_NAME_MAX = 64  # Linux; each label between dots has at most 63 characters (RFC 1123)
 LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
@@ -1370,7 +1371,8 @@ class ActionModule(ActionBase):
             {"roles": {"type": "path", "required": True}, "facts": {"type": "bool", "default": False}}
         )
         site = yaml.safe_load(Path(__file__).parents[2].joinpath("playbooks/site.yml").read_text())
-        if faults := tag_faults(context.CLIARGS, tags_of(site)):
+        faults = [*tag_faults(context.CLIARGS, tags_of(site)), *filter(None, [limit_fault(task_vars)])]
+        if faults:
             return {"failed": True, "msg": "\n".join([*faults, "No host was contacted."])}
         inventory = self._inventory(task_vars, arguments["roles"])
         # By a reset, hosts that an earlier release deployed so can be put right.

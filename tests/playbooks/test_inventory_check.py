@@ -144,6 +144,24 @@ def test_what_needs_all_hosts_at_once_refuses_fewer_forks(tmp_path, door, playbo
     assert message.startswith(f"forks: 2, but there are 3 hosts, which {what} all at once"), message
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            "-l nas",
+            "-l: found no host of the group cluster in it; expected one or more of node1, node2, node3",
+        ),
+        ("--tags nvidai", "--tags nvidai: found a tag that no task has"),
+    ],
+)
+def test_what_would_leave_nothing_to_do_is_refused(tmp_path, door, arguments, words):
+    """Ansible itself says that all is done."""
+    run, _ = play(tmp_path, inventory(door, groups={"files": ("nas",)}), arguments)
+    assert run.rc != 0 and door.knocks == 0
+    ((_, message),) = failures(run)
+    assert message.startswith(words), message
+
+
 def test_a_good_inventory_does_come_to_the_door(tmp_path, door):
     """The counter-proof: the hosts of these inventories would be reached, and a dead one is named in seconds."""
     run, output = play(tmp_path, inventory(door))
