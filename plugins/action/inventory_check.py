@@ -165,7 +165,7 @@ GROUPS = ("all", "cluster", "head", "workers", "monitoring", "opensm", "rdma", "
 GROUP_KEYS = ("children", "hosts", "vars")
 # Variables of Ansible's that are read here, besides the roles' own.
 ANSIBLES = (
-    *("ansible_host", "ansible_port", "ansible_ssh_common_args", "ansible_facts"),
+    *("ansible_host", "ansible_port", "ansible_ssh_common_args", "ansible_connection", "ansible_facts"),
     *("ansible_ssh_host", "ansible_ssh_port", "ansible_become", "ansible_become_user"),
 )
 READ_AS_WORDS = ("accept_new_host_keys",)  # typed after -e as key=value; its one reader converts it
@@ -505,8 +505,17 @@ def check_addresses(inventory: Inventory) -> Iterable[Problem]:
                 ("ansible_ssh_common_args", ""),
             )
         )
-        other = reached.setdefault(place, host)
-        if other != host and key != "ansible_host":
+        here = str(variables.get("ansible_connection")).rpartition(".")[2] == "local"
+        other = reached.setdefault(("here",) if here else place, host)
+        if other != host and here:
+            yield Problem(
+                inventory.where(host, "ansible_connection"),
+                "ansible_connection",
+                f"local, which {other} has, too",
+                "one host at most that is this controller itself",
+                "Remove it where the host is another machine",
+            )
+        elif other != host and key != "ansible_host":
             yield Problem(
                 inventory.where(host, "ansible_host"),
                 "ansible_host",

@@ -261,6 +261,14 @@ BAD = {
         "ansible_become",
         ["found True", "becomes root itself", "Remove it"],
     ),
+    "two hosts that are the controller": (
+        inventory(
+            node1={"ansible_connection": "local"}, node2={"ansible_connection": "ansible.builtin.local"}
+        ),
+        "node2",
+        "ansible_connection",
+        ["found local, which node1 has, too", "this controller itself"],
+    ),
     "tasks becoming somebody": (
         inventory(node2={"ansible_become_user": "anna"}),
         "node2",
@@ -732,6 +740,7 @@ def test_all_problems_come_at_once():
             }
         },
         {"node2": {"identity_hostname": "node2.example.org"}},
+        {"node1": {"ansible_connection": "local"}},
         *(
             {"node2": {"cluster_name": name}}
             for name in ("a", 7, "Küche", "Anna's lab (2nd floor)", "R&D: A/B, x-y_z")
