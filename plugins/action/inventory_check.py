@@ -329,6 +329,15 @@ def check_groups(inventory: Inventory) -> Iterable[Problem]:
             "it to have its place in the order of the ranks",
             "Put it into head or workers",
         )
+    apart = [name for name, hosts in groups.items() if name != "workers" and set(hosts) - set(members)]
+    for name in difflib.get_close_matches("workers", apart, 1, 0.85) if not workers else ():
+        yield Problem(
+            source,
+            name,
+            f"{', '.join(groups[name])} in it, and no host in workers",
+            "the other hosts of the cluster in the group workers",
+            f"Rename {name} to workers, and have it below cluster, as head is",
+        )
 
 
 def check_names(inventory: Inventory) -> Iterable[Problem]:
@@ -461,10 +470,11 @@ def network_fault(value: Any) -> str:
 
 
 def network_cure(value: Any) -> str:
-    try:
-        return f"Write cluster_network: {ipaddress.IPv4Network(value, strict=False)}"
-    except ValueError:
-        return "Set it under all: vars:"
+    with contextlib.suppress(ValueError):
+        near = str(ipaddress.IPv4Network(value, strict=False))
+        if not network_fault(near):
+            return f"Write cluster_network: {near}"
+    return "Set it under all: vars:"
 
 
 def check_addresses(inventory: Inventory) -> Iterable[Problem]:

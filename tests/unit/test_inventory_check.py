@@ -261,6 +261,21 @@ BAD = {
         "ansible_become",
         ["found True", "becomes root itself", "Remove it"],
     ),
+    "workers by another name": (
+        dataclasses.replace(
+            inventory(workers=[], cluster=["node1"]),
+            groups={"all": [*GOOD], "cluster": ["node1"], "head": ["node1"], "worker": ["node2", "node3"]},
+        ),
+        "hosts.yml",
+        "worker",
+        ["found node2, node3 in it, and no host in workers", "Rename worker to workers"],
+    ),
+    "one address for a network": (
+        inventory(**everywhere(cluster_network="192.168.1.100/32")),
+        "node1",
+        "cluster_network",
+        ["a single address", "such as 192.168.1.0/24. Set it under all: vars:"],
+    ),
     "two hosts that are the controller": (
         inventory(
             node1={"ansible_connection": "local"}, node2={"ansible_connection": "ansible.builtin.local"}
