@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -993,11 +994,14 @@ def test_tags_by_which_ansible_would_silently_do_nothing_or_too_much(cli, words)
         {"args": ["site.yml"], "tags": ["all"], "skip_tags": []},
         {"args": ["site.yml"], "tags": sorted(SITE_TAGS), "skip_tags": ["nvidia", "never"]},
         {"args": ["site.yml", "train.yml"], "tags": ["all"], "skip_tags": ["nvidia"]},
+        {"args": ["site.yml"], "tags": ["identity"], "skip_tags": ["molecule-notest", "notest"]},
         {"args": ["converge.yml"], "tags": ["of_its_own"]},
     ],
 )
 def test_tags_that_there_are(cli):
     assert {"always", "first_contact", "nvidia", "python_env", "roce_qos"} <= SITE_TAGS
+    scenarios = " ".join(path.read_text() for path in (ROOT / "molecule").glob("*/molecule.yml"))
+    assert set(",".join(re.findall(r"--tags=(\S+)", scenarios)).split(",")) <= SITE_TAGS
     assert ic.tag_faults(cli, SITE_TAGS) == []
 
 
