@@ -5,6 +5,7 @@ The controller imports this file to check a run before any host is touched, so i
 
 import contextlib
 import dataclasses
+import datetime
 import difflib
 import re
 import types
@@ -370,6 +371,14 @@ def load(path: str | Path | None = None, overrides: typing.Sequence[str] = ()) -
     return _build(_values(path, overrides, problems), problems)
 
 
+def read(path: str | Path) -> dict[str, object]:
+    """The keys that a YAML file sets, as they stand there; raises BadInput as `load` does."""
+    problems: list[str] = []
+    values = _values(path, (), problems)
+    _build(values, problems)
+    return {name: value for name, (value, _) in values.items()}
+
+
 def load_whole(path: str | Path, overrides: typing.Sequence[str] = ()) -> Config:
     """As `load`, of a configuration to which no other keys are to come: all must go together."""
     problems: list[str] = []
@@ -401,7 +410,7 @@ def instead(name: str, known: typing.Iterable[str], others_are: str) -> str:
     """What to write instead of a key that is none; known: those there are. others_are: what comes before ours."""
     if own := others.here(name):
         return own
-    if near := difflib.get_close_matches(name, known, n=1, cutoff=0.7):
+    if near := difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1, cutoff=0.7):
         return f"did you mean '{near[0]}'?"
     if near := difflib.get_close_matches(name, others.KEYS, n=1, cutoff=0.9):
         return f"did you mean '{near[0]}'? {others.here(near[0])}"
@@ -615,7 +624,11 @@ def _read_yaml(path: Path, problems: list[str]):
         for name, node in root.value:
             where = f"{path}:{name.start_mark.line + 1}"
             if isinstance(node, yaml.ScalarNode):
-                yield str(name.value), loader.construct_object(node), where
+                try:
+                    value = _as_written(str(name.value), node, loader.construct_object(node))
+                    yield str(name.value), value, where
+                except ValueError as error:
+                    problems.append(f"{where}: {name.value}: {error}")
                 continue
             plain = all(isinstance(one, yaml.ScalarNode) for one in node.value)
             listed = [one.value for one in node.value] if plain else []
@@ -646,6 +659,18 @@ def _nested(path: Path, node: yaml.Node, above: str) -> Iterator[str]:
         yield from _nested(path, below, full)
 
 
+def _as_written(name: str, node: yaml.ScalarNode, value: object):
+    """A value as it stands in a file, and would after `-e`: YAML 1.1 makes 8 of 010, 90 of 1:30, a date of 2024-01-01.
+
+    Raises ValueError where it makes something else of what is a text here.
+    """
+    if value is None or isinstance(value, str) or name not in FIELDS:
+        return value
+    if _kinds(FIELDS[name]) == ["str"] and not FIELDS[name].metadata["choices"]:
+        raise ValueError(f"expected a text, found {node.value}; quote it: '{node.value}'")
+    return value if _kinds(FIELDS[name]) != ["str"] and isinstance(value, bool) else node.value
+
+
 def _by_commas(name: str, values: object) -> str:
     """The cure where a key of several values has them as a list."""
     if name not in BY_COMMAS or not isinstance(values, list) or not values:
@@ -674,6 +699,13 @@ def _checked(field: dataclasses.Field, value: object):
     """`value` as the field's type and in its range; raises ValueError: what was found, what is expected."""
     (kind,) = _kinds(field)
     rules = field.metadata
+    wanted = {"str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false"}[kind]
+    if (
+        kind == "str" and field.default is None and value == "null"
+    ):  # as of the others, by which YAML means none
+        return None
+    if kind != "str" and value == "":  # mostly a shell's variable that is not set: not what it was to say
+        raise ValueError(f"expected {wanted}, found an empty text; give one, or leave the key out")
     if kind != "str" and isinstance(value, str):
         # An override, or a number that Ansible quoted. Read as YAML would, but for what YAML 1.1 makes of 1:30
         # (90), 010 (8) and 1e-3 (a word).
@@ -689,19 +721,19 @@ def _checked(field: dataclasses.Field, value: object):
     if kind == "float" and isinstance(value, int) and not isinstance(value, bool):
         value = float(value) if abs(value) < 10**300 else float("inf")
     if type(value).__name__ != kind:
-        wanted = {"str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false"}[
-            kind
-        ]
         cure = _by_commas(field.name, value)
-        if kind == "str" and isinstance(value, int | float):
+        if kind == "str" and isinstance(value, bool):
+            cure = "; to YAML the words yes, no, on and off are such: quote the one that is meant"
+        elif kind == "str" and isinstance(value, int | float | datetime.date):
             cure = f"; quote it: '{value}'"
-        raise ValueError(f"expected {wanted}, found {'nothing' if value is None else repr(value)}{cure}")
+        found = str(value) if isinstance(value, datetime.date) else repr(value)
+        raise ValueError(f"expected {wanted}, found {'nothing' if value is None else found}{cure}")
     if kind == "str" and not value:
         raise ValueError("expected a text, found an empty one")
     if kind == "str" and not _is_unicode(value):
         raise ValueError(f"expected UTF-8, found {value!a}; give what is called so another name")
     if rules["choices"] and value not in rules["choices"]:
-        near = difflib.get_close_matches(value, rules["choices"], n=1)
+        near = difflib.get_close_matches(value.lower(), rules["choices"], n=1)
         meant = others.VALUES.get(field.name, {}).get(value.lower()) or next(iter(near), "")
         hint = f"; did you mean '{meant}'?" if meant else ""
         raise ValueError(f"expected {' or '.join(rules['choices'])}, found '{value}'{hint}")

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ansible import context
-from ansible.errors import AnsiblePromptInterrupt, AnsiblePromptNoninteractive
+from ansible.errors import AnsibleError, AnsiblePromptInterrupt, AnsiblePromptNoninteractive
 from ansible.module_utils.common.text.converters import to_text
 from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import connection_loader
@@ -217,6 +217,14 @@ def known_hosts_file(host: Host, run: Run = run_ssh) -> Path | None:
     return first_file(run(host.command({}, "-G")).stdout)
 
 
+def _words(key: str, options: str) -> list[str]:
+    """ssh's options as words; raises ValueError that names the variable."""
+    try:
+        return shlex.split(options)
+    except ValueError as error:
+        raise ValueError(f"ansible_{key}: found {options!r}: {error}") from None
+
+
 class ActionModule(ActionBase):
     """`hosts`: names. `accept`: pin unknown keys without asking."""
 
@@ -232,7 +240,16 @@ class ActionModule(ActionBase):
                 "accept": {"type": "bool", "default": False},
             }
         )
-        hosts = [self._host(name, task_vars["hostvars"][name]) for name in arguments["hosts"]]
+        hosts, odd = [], []
+        for name in arguments["hosts"]:
+            try:
+                hosts.append(self._host(name, task_vars["hostvars"][name]))
+            except (AnsibleError, ValueError) as error:  # a template that fails, a quote that is not closed
+                odd.append(
+                    f"  - {name}: how to reach it (ansible_host, ansible_ssh_common_args, …): {error}. Correct it."
+                )
+        if odd:
+            return {"failed": True, "msg": "\n".join(["Nothing was changed.", *odd])}
         with ThreadPoolExecutor(AT_ONCE) as pool:
             hosts = list(pool.map(look, (host for host in hosts if host)))
         changed, revoked, unreachable, unknown = (
@@ -258,7 +275,7 @@ class ActionModule(ActionBase):
         arguments = [
             word
             for key in ("ssh_args", "ssh_common_args", "ssh_extra_args")
-            for word in shlex.split(option(key) or "")
+            for word in _words(key, option(key) or "")
         ]
         if option("port"):
             arguments += ["-p", str(option("port"))]

@@ -16,6 +16,7 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -26,11 +27,13 @@ import yaml
 from ansible import context
 from ansible.errors import AnsibleError
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.module_utils.parsing.convert_bool import BOOLEANS, BOOLEANS_TRUE
 from ansible.plugins.action import ActionBase
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
 from network_entries import gateway_of, refusals, shown
+from telling import limit_fault
 
 HOST_NAME_MAX = 64  # Linux; each label between dots has at most 63 characters (RFC 1123)
 LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
@@ -176,6 +179,14 @@ NOT_SHARED = re.compile(
 )
 UNSEEN = re.compile("/(home|root|tmp|var/tmp)(/|$)")
 PUBLIC_KEY = r"(ssh|ecdsa|sk)-[a-z0-9@.-]+ [A-Za-z0-9+/=]+( .*)?$"
+# Groups that mean something here, and the keys that a group of a YAML inventory has.
+GROUPS = ("all", "cluster", "head", "workers", "monitoring", "opensm", "rdma", "storage_server")
+GROUP_KEYS = ("children", "hosts", "vars")
+# Variables of Ansible's that are read here, besides the roles' own.
+ANSIBLES = (
+    *("ansible_host", "ansible_port", "ansible_ssh_common_args", "ansible_connection", "ansible_facts"),
+    *("ansible_ssh_host", "ansible_ssh_port", "ansible_become", "ansible_become_user"),
+)
 READ_AS_WORDS = ("accept_new_host_keys",)  # typed after -e as key=value; its one reader converts it
 
 
@@ -215,7 +226,8 @@ class Inventory:
 
     `groups`: group to hosts, in inventory order. `hosts`: host to its variables, templates resolved.
     `specs`: variable to its option in a role's argument spec. `roles`: names of the roles. `source`: the
-    inventory as the user named it. `origins`: (host, variable) to "file:line", where it is known.
+    inventory as the user named it. `origins`: (host, variable) to "file:line", where it is known. `left_out`:
+    ("file:line", group, key) of what Ansible passes over in YAML files.
     """
 
     groups: Mapping[str, list[str]]
@@ -224,6 +236,7 @@ class Inventory:
     roles: Iterable[str] = ()
     source: str = "the inventory"
     origins: Mapping[tuple[str, str], str] = ()
+    left_out: Iterable[tuple[str, str, str]] = ()
 
     def members(self) -> list[str]:
         """The cluster's hosts; the group's name is the contract with the playbooks."""
@@ -246,12 +259,13 @@ def check(inventory: Inventory, left_out: Iterable[Callable] = ()) -> list[Probl
     left_out: checks that are not made.
     """
     checks = (
+        check_left_out,
         check_groups,
         check_names,
         check_network,
         check_alike,
         check_addresses,
-        check_become,
+        check_connections,
         check_known_variables,
         check_types,
         check_network_interfaces,
@@ -267,6 +281,25 @@ def check(inventory: Inventory, left_out: Iterable[Callable] = ()) -> list[Probl
     return list(dict.fromkeys(problems))
 
 
+def check_left_out(inventory: Inventory) -> Iterable[Problem]:
+    """Nothing stands where Ansible passes over it: a host would be none of the cluster's, a feature be off."""
+    for where, group, key in inventory.left_out:
+        yield Problem(
+            where,
+            group,
+            f"{key}, which Ansible leaves out",
+            f"{', '.join(GROUP_KEYS[:-1])} or {GROUP_KEYS[-1]} alone below a group",
+            "Put a host below hosts:, a variable below vars:, a group, with its own hosts:, below children:",
+        )
+    for name in inventory.groups:
+        plain = name.replace("-", "_")
+        known = next((one for one in GROUPS if plain == one or is_slip(plain, one)), name)
+        if known != name and inventory.groups[name]:
+            yield Problem(
+                inventory.source, name, "a group that nothing here reads", known, f"Rename it to {known}"
+            )
+
+
 def check_groups(inventory: Inventory) -> Iterable[Problem]:
     """Exactly one head; every host of the cluster is the head or a worker, never both."""
     groups, source = inventory.groups, inventory.source
@@ -279,8 +312,7 @@ def check_groups(inventory: Inventory) -> Iterable[Problem]:
             "cluster",
             found,
             "at least one host, in the group head below the group cluster",
-            "If Ansible warns that it could not parse the file, correct the line that it names; "
-            "else begin with a copy of one of inventory/examples, and name it with -i",
+            "Begin with a copy of one of inventory/examples, and name it with -i",
         )
         return
     if len(head) != 1:
@@ -315,6 +347,15 @@ def check_groups(inventory: Inventory) -> Iterable[Problem]:
             "the host in cluster, but neither in head nor in workers",
             "it to have its place in the order of the ranks",
             "Put it into head or workers",
+        )
+    apart = [name for name, hosts in groups.items() if name != "workers" and set(hosts) - set(members)]
+    for name in difflib.get_close_matches("workers", apart, 1, 0.85) if not workers else ():
+        yield Problem(
+            source,
+            name,
+            f"{', '.join(groups[name])} in it, and no host in workers",
+            "the other hosts of the cluster in the group workers",
+            f"Rename {name} to workers, and have it below cluster, as head is",
         )
 
 
@@ -448,10 +489,11 @@ def network_fault(value: Any) -> str:
 
 
 def network_cure(value: Any) -> str:
-    try:
-        return f"Write cluster_network: {ipaddress.IPv4Network(value, strict=False)}"
-    except ValueError:
-        return "Set it under all: vars:"
+    with contextlib.suppress(ValueError):
+        near = str(ipaddress.IPv4Network(value, strict=False))
+        if not network_fault(near):
+            return f"Write cluster_network: {near}"
+    return "Set it under all: vars:"
 
 
 def check_addresses(inventory: Inventory) -> Iterable[Problem]:
@@ -466,10 +508,14 @@ def check_addresses(inventory: Inventory) -> Iterable[Problem]:
         value = variables.get(key)
         network = network_of(variables.get("cluster_network"))
         where = inventory.where(host, key)
-        if fault := address_fault(value, network):
+        if value is None and variables.get("ansible_ssh_host"):
+            pass  # check_connections tells its name of today
+        elif fault := address_fault(value, network):
             expected = f"an IPv4 address of a host in {network}" if network else "an IPv4 address"
             cure = "Correct it, or cluster_network" if network else "Write it in the form 192.168.1.101"
-            if key == "ansible_host":
+            if value is None:
+                cure = "Write its address; or, where the host is reached by its name, set cluster_address"
+            elif key == "ansible_host":
                 cure = "Correct it; or, if the controller does reach the host by it, set cluster_address"
             yield Problem(where, key, fault, expected, cure)
         elif (other := owners.setdefault(str(value), host)) != host:
@@ -488,8 +534,17 @@ def check_addresses(inventory: Inventory) -> Iterable[Problem]:
                 ("ansible_ssh_common_args", ""),
             )
         )
-        other = reached.setdefault(place, host)
-        if other != host and key != "ansible_host":
+        here = str(variables.get("ansible_connection")).rpartition(".")[2] == "local"
+        other = reached.setdefault(("here",) if here else place, host)
+        if other != host and here:
+            yield Problem(
+                inventory.where(host, "ansible_connection"),
+                "ansible_connection",
+                f"local, which {other} has, too",
+                "one host at most that is this controller itself",
+                "Remove it where the host is another machine",
+            )
+        elif other != host and key != "ansible_host":
             yield Problem(
                 inventory.where(host, "ansible_host"),
                 "ansible_host",
@@ -561,17 +616,41 @@ def is_slip(name: str, known: str) -> bool:
     )
 
 
-def check_become(inventory: Inventory) -> Iterable[Problem]:
-    """Nobody but the roles decides who becomes root: ansible_become would overrule them, task by task."""
+def check_connections(inventory: Inventory) -> Iterable[Problem]:
+    """Of what says how Ansible gets in, nothing overrules the roles, and nothing has a name that is not read here."""
     for host in inventory.members():
-        if (value := inventory.hosts[host].get("ansible_become")) is not None:
-            yield Problem(
-                dict(inventory.origins).get((host, "ansible_become")) or host,
-                "ansible_become",
-                str(value),
-                "nothing: Trainyard becomes root itself where it must, and only there",
-                "Remove it; ansible_become_password, or -K, is enough",
-            )
+        values = inventory.hosts[host]
+        for key, (fault, expected, cure) in CONNECTIONS.items():
+            if key in values and fault(values[key]):
+                where = dict(inventory.origins).get((host, key)) or host
+                yield Problem(where, key, f"{values[key]!s:.80}", expected, cure)
+
+
+def no_port(value: Any) -> bool:
+    return not re.fullmatch(r"\d{1,5}(\.0)?", str(value)) or not 0 < float(value) < 65536
+
+
+# Variable to what is wrong with a value, what is expected, and the cure. ansible_become and ansible_become_user would
+# overrule the roles, task by task.
+CONNECTIONS: dict[str, tuple[Callable[[Any], bool], str, str]] = {
+    "ansible_become": (
+        lambda value: value is not None,
+        "nothing: Trainyard becomes root itself where it must, and only there",
+        "Remove it; ansible_become_password, or -K, is enough",
+    ),
+    "ansible_become_user": (
+        lambda value: value not in (None, "root"),
+        "nothing, or root, who tasks become: who logs in is ansible_user",
+        "Remove it",
+    ),
+    "ansible_port": (
+        lambda value: value is not None and no_port(value),
+        "a port, 1 to 65535",
+        "Correct it, or leave it out: SSH's own is 22",
+    ),
+    "ansible_ssh_host": (lambda _: True, "its name of today, ansible_host", "Rename it, or remove it"),
+    "ansible_ssh_port": (lambda _: True, "its name of today, ansible_port", "Rename it, or remove it"),
+}
 
 
 def check_types(inventory: Inventory) -> Iterable[Problem]:
@@ -609,16 +688,18 @@ def value_fault(key: str, value: Any, spec: Mapping[str, Any], local: bool) -> t
         return "nothing", expected_by(option), "Give it a value, or leave the key out"
     if key not in READ_AS_WORDS and (odd := odd_kind(value, option)):
         place, found, wanted = odd
-        example = json.dumps({key: SAMPLES.get(option.get("type", "str"))})
+        example = SAMPLES.get(option.get("type", "str")) if place else meant(found, wanted)
+        typed = shlex.quote(json.dumps({key: example}, ensure_ascii=False))
         return (
             shown(found) + (f" in {place}" if place else ""),
             expected_by(wanted),
-            f"Write it as YAML; after -e, and in an INI inventory, it is a word. After -e: -e '{example}'",
+            f"Write it as YAML; in an INI inventory {key}={example!r}, after -e: -e {typed}",
         )
     if errors := ArgumentSpecValidator({key: option}).validate({key: value}).error_messages:
+        if not isinstance(value, (list, tuple, Mapping)):
+            return shown(value), expected_by(option), "Correct it"
         reasons = "; ".join(error.rstrip(".") for error in errors)
-        found = "a fault in it" if isinstance(value, (list, tuple, Mapping)) else shown(value)
-        return found, expected_by(option), f"Correct it ({reasons})"
+        return "a fault in it", expected_by(option), f"Correct it ({reasons})"
     if key in LIMITS:
         least, most = LIMITS[key]
         if not (math.isfinite(number := float(value)) and least <= number <= most):
@@ -638,6 +719,16 @@ def value_fault(key: str, value: Any, spec: Mapping[str, Any], local: bool) -> t
 # What a value of a type looks like, for a cure.
 SAMPLES = {"bool": False, "list": ["…"], "dict": {"…": "…"}}
 KINDS = {"bool": bool, "list": (list, tuple), "dict": Mapping}
+
+
+def meant(word: Any, option: Mapping[str, Any]) -> Any:
+    """What a word for a boolean or for a list of words was to be; else a sample."""
+    kind, text = option.get("type"), str(word)
+    if kind == "bool" and text.lower() in BOOLEANS:
+        return text.lower() in BOOLEANS_TRUE
+    if kind == "list" and option.get("elements") == "str" and re.fullmatch(r"[\w\[\]'\" ,.:/-]+", text):
+        return [part.strip("[]'\" ") for part in text.split(",")]
+    return SAMPLES.get(kind)
 
 
 def odd_kind(value: Any, option: Mapping[str, Any], place: str = "") -> tuple[str, Any, Mapping] | None:
@@ -1222,6 +1313,39 @@ def report(problems: list[Problem], contacted: bool) -> str:
     )
 
 
+def tags_of(playbook: Any) -> set[str]:
+    """The tags of a playbook, as it is read from its file."""
+    parts = playbook.items() if isinstance(playbook, Mapping) else enumerate(playbook)
+    found = set()
+    for key, value in parts:
+        if key == "tags":
+            found |= {value} if isinstance(value, str) else set(value)
+        elif isinstance(value, (list, Mapping)):
+            found |= tags_of(value)
+    return found
+
+
+def tag_faults(cli: Mapping[str, Any], known: set[str]) -> list[str]:
+    """What is wrong with the tags that were asked for, or to be left out: Ansible would do nothing, or all, silently.
+
+    cli: context.CLIARGS. known: the tags of site.yml, the one playbook that has some.
+    """
+    books = {os.path.basename(book) for book in cli.get("args") or ()}
+    if "train.yml" in books and not {"all", "untagged"} & {*(cli.get("tags") or ("all",))}:
+        return [f"--tags {','.join(cli['tags'])}: train.yml has no tags, and would do nothing. Leave it out."]
+    faults = []
+    for option, key in (("--tags", "tags"), ("--skip-tags", "skip_tags")):
+        for tag in cli.get(key) or () if books & {"site.yml", "train.yml"} else ():
+            # molecule leaves out notest and its like in whatever it plays
+            if tag not in {*known, "all", "tagged", "untagged", "never"} and not tag.endswith("notest"):
+                near = difflib.get_close_matches(tag, known, 1, 0.6)
+                cure = f"Write {near[0]} if that is meant" if near else "Correct it, or leave it out"
+                faults.append(
+                    f"{option} {tag}: found a tag that no task has; expected one of {', '.join(sorted(known))}. {cure}."
+                )
+    return faults
+
+
 def read_specs(roles: str) -> tuple[list[str], dict[str, dict]]:
     """The roles in the directory `roles`, and the options of all entry points in their argument specs."""
     names = sorted(entry.name for entry in os.scandir(roles) if entry.is_dir())
@@ -1233,6 +1357,28 @@ def read_specs(roles: str) -> tuple[list[str], dict[str, dict]]:
                 for entry in (yaml.safe_load(file) or {}).get("argument_specs", {}).values():
                     specs.update(entry.get("options") or {})
     return names, specs
+
+
+def yaml_files(source: str) -> Iterable[str]:
+    """The files of an inventory that Ansible would read as YAML, those of a directory included."""
+    if os.path.isdir(source):
+        for name in sorted(os.listdir(source)):
+            if not name.startswith(".") and name not in ("group_vars", "host_vars"):
+                yield from yaml_files(os.path.join(source, name))
+    elif os.path.splitext(source)[1] in ("", ".json", ".yaml", ".yml") and os.path.isfile(source):
+        yield source
+
+
+def passed_over(groups: Any, below: bool = False) -> Iterable[tuple[Any, str, str]]:
+    """(what has its place, group, key) of what Ansible passes over in groups of ours. below: all of them are."""
+    for name, group in groups.items() if isinstance(groups, Mapping) else ():
+        if not below and name not in GROUPS:
+            continue  # a file of something else
+        if isinstance(group, Mapping):
+            yield from ((key, str(name), str(key)) for key in group if key not in GROUP_KEYS)
+            yield from passed_over(group.get("children"), below=True)
+        elif group is not None:
+            yield name, str(name), shown(group)
 
 
 def origin_of(value: Any) -> str:
@@ -1265,6 +1411,10 @@ class ActionModule(ActionBase):
         _, arguments = self.validate_argument_spec(
             {"roles": {"type": "path", "required": True}, "facts": {"type": "bool", "default": False}}
         )
+        site = yaml.safe_load(Path(__file__).parents[2].joinpath("playbooks/site.yml").read_text())
+        faults = [*tag_faults(context.CLIARGS, tags_of(site)), *filter(None, [limit_fault(task_vars)])]
+        if faults:
+            return {"failed": True, "msg": "\n".join([*faults, "No host was contacted."])}
         inventory = self._inventory(task_vars, arguments["roles"])
         # By a reset, hosts that an earlier release deployed so can be put right.
         resets = any(os.path.basename(book) == "reset.yml" for book in context.CLIARGS.get("args") or ())
@@ -1278,7 +1428,6 @@ class ActionModule(ActionBase):
         names, specs = read_specs(roles)
         groups = {name: list(hosts) for name, hosts in task_vars["groups"].items()}
         wanted = tuple(f"{name}_" for name in {*SHARED_PREFIXES, *names})
-        known = {"ansible_host", "ansible_port", "ansible_ssh_common_args", "ansible_facts", "ansible_become"}
         hosts: dict[str, dict[str, Any]] = {}
         origins: dict[tuple[str, str], str] = {}
         for host in {host for name in ("cluster", "head", "workers") for host in groups.get(name, [])}:
@@ -1286,7 +1435,7 @@ class ActionModule(ActionBase):
             hosts[host] = {}
             for key in variables:
                 ours = key.startswith(wanted) or key in specs or any(is_slip(key, name) for name in specs)
-                if not ours and key not in known:
+                if not ours and key not in ANSIBLES:
                     continue
                 origins[host, key] = origin_of(key)
                 try:
@@ -1294,5 +1443,16 @@ class ActionModule(ActionBase):
                     origins[host, key] = origin_of(value) or origins[host, key]
                 except AnsibleError as error:
                     hosts[host][key] = Undefined(f"a template that fails: {error.message}")
-        sources = [short_path(source) for source in task_vars.get("ansible_inventory_sources") or []]
-        return Inventory(groups, hosts, specs, names, ", ".join(sources) or "the inventory", origins)
+        sources = list(task_vars.get("ansible_inventory_sources") or [])
+        named = ", ".join(map(short_path, sources)) or "the inventory"
+        left_out = [found for source in sources for found in self._left_out(source)]
+        return Inventory(groups, hosts, specs, names, named, origins, left_out)
+
+    def _left_out(self, source: str) -> Iterable[tuple[str, str, str]]:
+        for path in yaml_files(source):
+            try:
+                data = self._loader.load_from_file(path, cache="none")
+            except AnsibleError:  # no YAML: Ansible has read it otherwise
+                continue
+            for place, group, key in passed_over(data):
+                yield origin_of(place) or short_path(path), group, key

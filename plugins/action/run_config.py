@@ -12,16 +12,14 @@ import dataclasses
 import difflib
 import functools
 import hashlib
-import json
 import os
 import re
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-import yaml
 from ansible import constants as C
 from ansible import context
 from ansible.module_utils.parsing.convert_bool import BOOLEANS_FALSE, BOOLEANS_TRUE
@@ -34,7 +32,7 @@ if CHECKOUT not in sys.path:
 sys.path.append(os.path.join(CHECKOUT, "plugins/module_utils"))
 
 from same_files import content_hash, mark, names_below
-from telling import forks_fault, limit_fault, same_hosts
+from telling import forks_fault, limit_fault, said, same_hosts
 from trainer_wheel import content_version
 
 from plugins.action.inventory_check import read_specs
@@ -62,6 +60,8 @@ LAUNCHERS = ("systemd", "slurm")
 TRIAL = "smoke-"  # how the names of the trials of -e smoke=true begin
 MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # the hub's names
 DATA = ("dataset", "validation")
+# How variables begin that are not ours: Ansible's, and what stands for a secret in an inventory (-e @FILE).
+OTHERS = ("ansible_", "vault_")
 specs_of = functools.cache(read_specs)
 
 
@@ -106,17 +106,10 @@ def sort_words(extra: Mapping[str, object], variables: Iterable[str]) -> tuple[d
             problems.append(
                 f"-e … {value}: expected key=value; where a value has spaces, quote it twice: -e \"key='a value'\""
             )
-        elif name not in known and not name.startswith("ansible_"):
+        elif name not in known and not name.startswith(OTHERS):
             cure = trainer_config.instead(name, known, "the run's keys are")
             problems.append(f"-e {name}=…: unknown key '{name}'; {cure}")  # its value may be a secret
     return switches, keys, problems
-
-
-def file_keys(path: str) -> dict:
-    """The keys that a configuration file sets; raises BadInput with file and line."""
-    trainer_config.load(path)  # every fault, with its place
-    with open(path, encoding="utf-8") as file:
-        return yaml.safe_load(file) or {}
 
 
 def name_fault(run: str, begins: bool) -> str:
@@ -276,11 +269,20 @@ def upload(key: str, name: str, path: str) -> dict:
 
 def typed(extra: Mapping[str, object]) -> str:
     """The options of ansible-playbook, as a shell reads them, that say these extra variables again."""
-    words = ""
-    for name, value in extra.items():
-        plainly = isinstance(value, str) and re.fullmatch(r"[\w./:@%+,-]+", value)
-        words += " -e " + (f"{name}={value}" if plainly else shlex.quote(json.dumps({name: value})))
-    return words
+    return "".join(f" -e {shlex.quote(said(name, value))}" for name, value in extra.items())
+
+
+def files_typed(options: Iterable[str], load: Callable[[str], object]) -> tuple[str, set[str]]:
+    """The options -e @FILE that the other playbooks take, too, as a shell reads them, and the variables in these files.
+
+    Files of passwords mostly. One with a key of a run's is train.yml's alone.
+    """
+    words, names = "", set()
+    for option in options:
+        there = set(load(option[1:]) or ()) if option.startswith("@") else set()
+        if there and not there & {*SWITCHES, *trainer_config.FIELDS}:
+            words, names = f"{words} -e {shlex.quote(option)}", names | there
+    return words, names
 
 
 def commands(run: str, launcher: str, code: bool, results: str, also: str = "") -> dict[str, str]:
@@ -323,10 +325,12 @@ def build(
     shared: str = "",
     results: str = os.path.join(CHECKOUT, "runs"),
     told: Iterable[str] = (),
+    files: str = "",
 ) -> dict:
     """The whole answer of the plugin; raises BadInput. What lies in the directory `shared` is the hosts' to read.
 
-    variables: those of the roles. told: the ones of them that commands may repeat, as they hold no secret.
+    variables: those of the roles. told: the ones of them that commands may repeat, as they hold no secret. files: the
+    options -e @FILE that commands may repeat.
     elsewhere: paths that are not on this controller, each with its `key` and `name`; a host may have them. unread: of
     which sets fields are not read. version: of the checkout's trainer, by which all was checked.
     """
@@ -370,10 +374,14 @@ def build(
         if base
         else ("trainer_config in the inventory", inventory_keys)
     ]
-    if "config" in words:
+    if words.get("config") == "":
+        problems.append(
+            "-e config=: expected a YAML file of trainer keys, found nothing; name one, or leave it out"
+        )
+    elif "config" in words:
         path = os.path.expanduser(str(words["config"]))
         try:
-            sources.append((path, file_keys(path)))
+            sources.append((path, trainer_config.read(path)))
         except BadInput as error:
             problems.append(str(error))
     problems += [
@@ -434,7 +442,8 @@ def build(
             launcher,
             bool(config.get("trust_remote_code")),
             results,
-            typed(
+            files
+            + typed(
                 {name: value for name, value in extra.items() if name in told and name != "trainer_config"}
             ),
         ),
@@ -464,15 +473,21 @@ class ActionModule(ActionBase):
                 context.CLIARGS["forks"], members, "are followed"
             ):
                 raise BadInput(fault)
+            variables = role_variables(os.path.join(CHECKOUT, "roles"))
+            told = role_variables(os.path.join(CHECKOUT, "roles"), open_ones=True)
+            files, in_files = files_typed(
+                context.CLIARGS.get("extra_vars") or (), self._loader.load_from_file
+            )
             answer = build(
                 extra,
                 args.get("inventory_keys") or {},
                 args.get("base") or None,
-                role_variables(os.path.join(CHECKOUT, "roles")),
+                variables,
                 bool(args.get("local")),
                 str(args.get("shared") or ""),
                 str(args["results"]),
-                role_variables(os.path.join(CHECKOUT, "roles"), open_ones=True),
+                told - in_files,
+                files,
             )
         except BadInput as error:
             return {**result, "failed": True, "changed": False, "msg": f"{error}\nNothing was started."}

@@ -28,7 +28,7 @@ sys.path.append(os.path.join(CHECKOUT, "plugins/module_utils"))
 
 from telling import limit_fault
 
-from plugins.action.run_config import SWITCHES, plain, role_variables
+from plugins.action.run_config import OTHERS, SWITCHES, plain, role_variables
 from trainer.config import FIELDS
 
 RUN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
@@ -154,7 +154,7 @@ def read_words(takes: Mapping[str, str], extra: Mapping, options: tuple[str, ...
                 values[word] = KINDS[takes[word]](str(value))
             except Odd as odd:
                 problems.append(f"{word}: found {str(value)[:80]!r}; expected {odd}. Correct it.")
-        elif word not in known and not word.startswith("ansible_"):
+        elif word not in known and not word.startswith(OTHERS):
             near = difflib.get_close_matches(word, takes, n=1, cutoff=0.6)
             expected = f"{near[0]}?" if near else f"{'one of ' if len(takes) > 1 else ''}{', '.join(takes)}"
             problems.append(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import shlex
 
+import yaml
 from ansible import constants as C
+from ansible.errors import AnsibleError
+from ansible.parsing.splitter import parse_kv
 
 SHOWN_HOSTS = 8
 # Options of ansible-playbook that another one needs, too, with their names in context.CLIARGS and, where ansible.cfg or
@@ -15,6 +20,12 @@ ASKING = (("-K", "become_ask_pass"), ("-k", "ask_pass"), ("-J", "ask_vault_pass"
 LOGIN = (
     ("-u", "remote_user", C.DEFAULT_REMOTE_USER),
     ("--private-key", "private_key_file", C.DEFAULT_PRIVATE_KEY_FILE),
+    ("-c", "connection", C.DEFAULT_TRANSPORT),
+    ("--ssh-common-args", "ssh_common_args", None),
+    ("--ssh-extra-args", "ssh_extra_args", None),
+    ("--become-method", "become_method", C.DEFAULT_BECOME_METHOD),
+    ("--become-password-file", "become_password_file", C.BECOME_PASSWORD_FILE),
+    ("--connection-password-file", "connection_password_file", C.CONNECTION_PASSWORD_FILE),
 )
 
 
@@ -124,13 +135,32 @@ def same_hosts(cli, default=(), subset: bool = True) -> list[str]:
         words += ["-l", cli["subset"]]
     for flag, asked, usual in LOGIN:
         if (value := cli.get(asked)) and value != usual:
-            words += [flag, _near(value) if asked == "private_key_file" else str(value)]
+            value = _near(value) if asked.endswith("_file") else str(value)
+            words += [f"{flag}={value}"] if value.startswith("-") else [flag, value]
+    for name, value in _ways_in(cli.get("extra_vars") or ()).items():
+        words += ["-e", said(name, value)]
     for one in cli.get("vault_ids") or ():
         label, mark, source = one.partition("@") if "@" in one else ("", "", one)
         words += ["--vault-id", label + mark + (source if source.startswith("prompt") else _near(source))]
     for file in cli.get("vault_password_files") or ():
         words += ["--vault-password-file", _near(file)]
     return words + [flag for flag, asked in ASKING if cli.get(asked)]
+
+
+def said(name: str, value) -> str:
+    """What says an extra variable again, after -e and before a shell's quotes."""
+    plainly = isinstance(value, str) and re.fullmatch(r"[\w./:@%+,-]+", value)
+    return f"{name}={value}" if plainly else json.dumps({name: value})
+
+
+def _ways_in(options) -> dict:
+    """Ansible's own variables, such as ansible_user, among what was typed after -e; none that may hold a password."""
+    found = {}
+    for option in options:
+        with contextlib.suppress(AnsibleError, yaml.YAMLError):
+            mapping = yaml.safe_load(option) if option.startswith("{") else parse_kv(option)
+            found |= mapping if not option.startswith("@") else {}
+    return {str(name): value for name, value in found.items() if re.match("ansible_(?!.*pass)", str(name))}
 
 
 def _near(path: str) -> str:

@@ -144,6 +144,24 @@ def test_what_needs_all_hosts_at_once_refuses_fewer_forks(tmp_path, door, playbo
     assert message.startswith(f"forks: 2, but there are 3 hosts, which {what} all at once"), message
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            "-l nas",
+            "-l: found no host of the group cluster in it; expected one or more of node1, node2, node3",
+        ),
+        ("--tags nvidai", "--tags nvidai: found a tag that no task has"),
+    ],
+)
+def test_what_would_leave_nothing_to_do_is_refused(tmp_path, door, arguments, words):
+    """Ansible itself says that all is done."""
+    run, _ = play(tmp_path, inventory(door, groups={"files": ("nas",)}), arguments)
+    assert run.rc != 0 and door.knocks == 0
+    ((_, message),) = failures(run)
+    assert message.startswith(words), message
+
+
 def test_a_good_inventory_does_come_to_the_door(tmp_path, door):
     """The counter-proof: the hosts of these inventories would be reached, and a dead one is named in seconds."""
     run, output = play(tmp_path, inventory(door))
@@ -155,6 +173,10 @@ def test_a_good_inventory_does_come_to_the_door(tmp_path, door):
     assert "Traceback" not in output
 
 
+BEGUN = """all: {vars: {cluster_network: 10.0.0.0/24}, children: {cluster: {children: {
+    head: {hosts: {a: {ansible_host: 127.0.0.1, ansible_port: 1, cluster_address: 10.0.0.1}}},"""
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -164,13 +186,16 @@ def test_a_good_inventory_does_come_to_the_door(tmp_path, door):
             "all: {children: {cluster: {children: {heads: {hosts: {a: {}}}}}}}",
             "neither in head nor in workers",
         ),
-        ("all: {children: {cluster: [", "could not parse the file"),
+        ("all: {children: {cluster: [", "Completely failed to parse inventory source"),
+        # The hosts before the fault would be a smaller cluster.
+        (BEGUN + " workers: {hosts: [b, c]}}}}}", "Completely failed to parse inventory source"),
+        (BEGUN + " workers: {b: }}}}}", "hosts.yml:2: workers: found b, which Ansible leaves out"),
         (
             "all: {children: {cluster: {children: {head: {hosts: {\n  a: {ansible_host: 192.168.1.1},\n  a: {}}}}}}}",
             "duplicate mapping key 'a'",
         ),
     ],
-    ids=["empty", "no cluster", "another group", "no YAML", "a host twice"],
+    ids=["empty", "no cluster", "another group", "no YAML", "a list", "no hosts", "a host twice"],
 )
 def test_inventories_without_a_cluster_are_refused_too(tmp_path, text, words):
     run, output = play(tmp_path, text)

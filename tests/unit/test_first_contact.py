@@ -3,6 +3,7 @@
 import shlex
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -195,6 +196,24 @@ def test_pinning_appends_whole_lines_for_the_owner_alone(tmp_path):
     file.write_text("mine, without an end")
     fc.pin(file, ["c"])
     assert file.read_text() == "mine, without an end\nc\n"
+
+
+def test_options_with_a_quote_that_is_not_closed_are_told_with_host_and_variable(monkeypatch):
+    action = fc.ActionModule.__new__(fc.ActionModule)
+    options = {"ssh_common_args": '-o ProxyCommand="ssh -W %h:%p gate'}
+    connection = SimpleNamespace(set_options=lambda **_: None, get_option=lambda key: options.get(key, ""))
+    monkeypatch.setattr(fc.connection_loader, "get", lambda *_: connection)
+    monkeypatch.setattr(fc.ActionBase, "run", lambda *_: None)
+    monkeypatch.setattr(
+        action,
+        "validate_argument_spec",
+        lambda _: (None, {"hosts": ["node1"], "accept": False}),
+        raising=False,
+    )
+    action._play_context = None
+    told = action.run(None, {"hostvars": {"node1": {"ansible_connection": "ssh"}}})
+    assert told["failed"] and told["msg"].startswith("Nothing was changed.\n  - node1: how to reach it")
+    assert "ansible_ssh_common_args: found" in told["msg"] and "No closing quotation" in told["msg"]
 
 
 def test_the_table_has_a_line_a_host():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -261,6 +262,95 @@ BAD = {
         "ansible_become",
         ["found True", "becomes root itself", "Remove it"],
     ),
+    "workers by another name": (
+        dataclasses.replace(
+            inventory(workers=[], cluster=["node1"]),
+            groups={"all": [*GOOD], "cluster": ["node1"], "head": ["node1"], "worker": ["node2", "node3"]},
+        ),
+        "hosts.yml",
+        "worker",
+        ["found node2, node3 in it, and no host in workers", "Rename worker to workers"],
+    ),
+    "one address for a network": (
+        inventory(**everywhere(cluster_network="192.168.1.100/32")),
+        "node1",
+        "cluster_network",
+        ["a single address", "such as 192.168.1.0/24. Set it under all: vars:"],
+    ),
+    "two hosts that are the controller": (
+        inventory(
+            node1={"ansible_connection": "local"}, node2={"ansible_connection": "ansible.builtin.local"}
+        ),
+        "node2",
+        "ansible_connection",
+        ["found local, which node1 has, too", "this controller itself"],
+    ),
+    "tasks becoming somebody": (
+        inventory(node2={"ansible_become_user": "anna"}),
+        "node2",
+        "ansible_become_user",
+        ["found anna", "who logs in is ansible_user"],
+    ),
+    "an address by its old name": (
+        inventory(node2={"ansible_host": None, "ansible_ssh_host": "192.168.1.101"}),
+        "node2",
+        "ansible_ssh_host",
+        ["found 192.168.1.101", "its name of today, ansible_host", "Rename it"],
+    ),
+    "a port by its old name": (
+        inventory(node2={"ansible_ssh_port": 2222}),
+        "node2",
+        "ansible_ssh_port",
+        ["its name of today, ansible_port"],
+    ),
+    "a port that is a word": (
+        inventory(node2={"ansible_port": "ssh"}),
+        "node2",
+        "ansible_port",
+        ["found ssh", "a port, 1 to 65535"],
+    ),
+    "a port that is out of range": (
+        inventory(node2={"ansible_port": 70000}),
+        "node2",
+        "ansible_port",
+        ["found 70000"],
+    ),
+    "a port by a template that fails": (
+        inventory(node2={"ansible_port": ic.Undefined("a template that fails: 'p' is undefined")}),
+        "node2",
+        "ansible_port",
+        ["'p' is undefined"],
+    ),
+    "a group that is off by a slip": (
+        dataclasses.replace(inventory(), groups={**inventory().groups, "monitorng": ["node1"]}),
+        "hosts.yml",
+        "monitorng",
+        ["nothing here reads", "Rename it to monitoring"],
+    ),
+    "a group that is off by a hyphen": (
+        dataclasses.replace(inventory(), groups={**inventory().groups, "storage-server": ["node1"]}),
+        "hosts.yml",
+        "storage-server",
+        ["Rename it to storage_server"],
+    ),
+    "a host that is not below hosts": (
+        dataclasses.replace(inventory(), left_out=[("hosts.yml:7", "workers", "node4")]),
+        "hosts.yml:7",
+        "workers",
+        ["found node4, which Ansible leaves out", "children, hosts or vars alone", "a host below hosts:"],
+    ),
+    "a word for the other boolean": (
+        inventory(node2={"firewall_manage": "Yes"}),
+        "node2",
+        "firewall_manage",
+        ["found 'Yes'", "in an INI inventory firewall_manage=True", """-e '{"firewall_manage": true}'"""],
+    ),
+    "a list by commas": (
+        inventory(node2={"time_sync_servers": "a.org, b.org"}),
+        "node2",
+        "time_sync_servers",
+        ["time_sync_servers=['a.org', 'b.org'], after -e", """'{"time_sync_servers": ["a.org", "b.org"]}'"""],
+    ),
     "a word for a boolean": (
         inventory(node2={"firewall_manage": "false"}),
         "node2",
@@ -407,6 +497,40 @@ def test_bad_input_is_one_problem_with_its_place_and_its_cure(what):
     for word in words:
         assert word in str(problems[0])
     assert problems[0].cure
+
+
+def test_a_number_with_its_unit_is_told_without_words_of_ansibles_inside():
+    (problem,) = ic.check(inventory(node2={"trainer_min_free_gb": "10GB"}))
+    assert str(problem) == "node2: trainer_min_free_gb: found '10GB'; expected a number. Correct it"
+
+
+# A YAML inventory -> (group, key) of what Ansible passes over with a warning at most.
+PASSED_OVER = (
+    ("all: {children: {cluster: {children: {workers: {hosts: {a: {}, b: }, vars: {x: 1}}}}}}", []),
+    ("all: {children: {cluster: {children: {workers: {a: {ansible_host: 10.0.0.1}, b: }}}}}",
+     [("workers", "a"), ("workers", "b")]),
+    ("workers: {host: {a: {}}}", [("workers", "host")]),
+    ("all: {cluster_network: 10.0.0.0/24, hosts: {a: {}}}", [("all", "cluster_network")]),
+    ("cluster: {children: {workers: [a, b]}}", [("workers", "['a', 'b']")]),
+    ("cluster: {hosts: a, children: }", []),
+    ("services: {web: {image: x}}", []),  # a file of something else, beside
+    ("model: tiny", []),
+    ("- a", []),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "found"), PASSED_OVER)
+def test_what_ansible_passes_over_in_an_inventory(text, found):
+    assert [(group, key) for _, group, key in ic.passed_over(yaml.safe_load(text))] == found
+
+
+def test_the_files_of_an_inventory_that_are_yaml(tmp_path):
+    for name in ("group_vars/all.yml", ".git/a.yml", "b/hosts.yaml", "hosts", "hosts.ini", "old.yml.bak"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    found = list(ic.yaml_files(str(tmp_path)))
+    assert [str(Path(one).relative_to(tmp_path)) for one in found] == ["b/hosts.yaml", "hosts"]
+    assert list(ic.yaml_files("192.168.1.1,")) == []
 
 
 def given(*addresses, **more):
@@ -632,6 +756,7 @@ def test_all_problems_come_at_once():
             }
         },
         {"node2": {"identity_hostname": "node2.example.org"}},
+        {"node1": {"ansible_connection": "local"}},
         *(
             {"node2": {"cluster_name": name}}
             for name in ("a", 7, "Küche", "Anna's lab (2nd floor)", "R&D: A/B, x-y_z")
@@ -843,6 +968,50 @@ def test_plays_on_hosts_do_not_become_root_as_a_whole_whatever_b_says(name):
     plays = yaml.safe_load((ROOT / f"playbooks/{name}.yml").read_text())
     on_hosts = [play for play in plays if play["hosts"] == "cluster"]
     assert on_hosts and all(play["become"] is False for play in on_hosts)
+
+
+SITE_TAGS = ic.tags_of(yaml.safe_load((ROOT / "playbooks/site.yml").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("cli", "words"),
+    [
+        ({"args": ["site.yml"], "tags": ["nvidai"]}, ["--tags nvidai: found a tag that no task has", "Write nvidia"]),
+        ({"args": ["/a/site.yml"], "tags": ["all"], "skip_tags": ["gpu"]}, ["--skip-tags gpu: found", "nvidia"]),
+        ({"args": ["train.yml"], "tags": ["trainer"]}, ["--tags trainer: train.yml has no tags", "Leave it out"]),
+        ({"args": ["train.yml"], "tags": ["all"], "skip_tags": ["nvida"]}, ["--skip-tags nvida"]),
+    ],
+)  # fmt: skip
+def test_tags_by_which_ansible_would_silently_do_nothing_or_too_much(cli, words):
+    (fault,) = ic.tag_faults(cli, SITE_TAGS)
+    assert all(word in fault for word in words), fault
+
+
+@pytest.mark.parametrize(
+    "cli",
+    [
+        {},
+        {"args": ["site.yml"], "tags": ["all"], "skip_tags": []},
+        {"args": ["site.yml"], "tags": sorted(SITE_TAGS), "skip_tags": ["nvidia", "never"]},
+        {"args": ["site.yml", "train.yml"], "tags": ["all"], "skip_tags": ["nvidia"]},
+        {"args": ["site.yml"], "tags": ["identity"], "skip_tags": ["molecule-notest", "notest"]},
+        {"args": ["converge.yml"], "tags": ["of_its_own"]},
+    ],
+)
+def test_tags_that_there_are(cli):
+    assert {"always", "first_contact", "nvidia", "python_env", "roce_qos"} <= SITE_TAGS
+    scenarios = " ".join(path.read_text() for path in (ROOT / "molecule").glob("*/molecule.yml"))
+    assert set(",".join(re.findall(r"--tags=(\S+)", scenarios)).split(",")) <= SITE_TAGS
+    assert ic.tag_faults(cli, SITE_TAGS) == []
+
+
+def test_plays_have_a_strategy_of_their_own_whatever_the_environment_says():
+    """By ANSIBLE_STRATEGY=free what runs once would run on each host, before the others have said what it takes."""
+    for path in (ROOT / "playbooks").glob("*.yml"):
+        for play in yaml.safe_load(path.read_text()):
+            assert play["strategy"] == (
+                "free" if (path.stem, play["name"]) == ("stop", "The run") else "linear"
+            )
 
 
 def test_every_scenario_has_its_example():

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shlex
 import sys
 import threading
 from pathlib import Path
@@ -467,6 +468,23 @@ def test_the_next_commands_mean_the_same_hosts(tmp_path, monkeypatch):
         ),
         *("--vault-password-file", "vault.sh", "-J"),
     ]
+    by_a_bastion = {
+        "connection": "ssh",
+        "ssh_common_args": "-J anna@bastion",
+        "become_method": "su",
+        "become_password_file": str(tmp_path / "su.txt"),
+        "extra_vars": (
+            "ansible_user=anna steps=3",
+            "ansible_become_password=secret",
+            '{"ansible_ssh_pass": "secret", "ansible_port": 2222}',
+            "@vault.yml",
+            "prompt=it's",
+        ),
+    }
+    assert shlex.join(same_hosts(by_a_bastion)) == (
+        "'--ssh-common-args=-J anna@bastion' --become-method su --become-password-file su.txt "
+        "-e ansible_user=anna -e '{\"ansible_port\": 2222}'"
+    )
     usual = {"remote_user": C.DEFAULT_REMOTE_USER, "private_key_file": C.DEFAULT_PRIVATE_KEY_FILE}
     assert same_hosts({"inventory": [], "vault_ids": [], **usual}) == []
     lines = after_site(cli, tmp_path)

@@ -134,6 +134,19 @@ def test_the_commands_say_again_what_was_typed_of_the_roles_variables():
     assert all("hf_secret" not in command and "lr" not in command for command in commands.values())
 
 
+def test_the_commands_name_files_of_passwords_again_and_none_with_keys_of_a_run():
+    files = {
+        "my vault.yml": {"ansible_become_password": "secret", "trainer_port": 1},
+        "run.yml": {"steps": 3},
+    }
+    options = ("@my vault.yml", "@run.yml", "run=first")
+    words, named = run_config.files_typed(options, files.get)
+    assert (words, named) == (" -e '@my vault.yml'", {"ansible_become_password", "trainer_port"})
+    commands = run_config.build({"run": "first"}, {}, None, VARIABLES, False, files=words)["commands"]
+    assert commands["stop"].endswith("stop.yml -e run=first -e '@my vault.yml'")
+    assert "@my vault.yml" in commands["resume"] and "run.yml" not in commands["resume"]
+
+
 def test_results_that_could_not_be_written_are_told_before_the_run(tmp_path, monkeypatch):
     def fault(path):
         try:
@@ -299,6 +312,19 @@ REFUSED = {
         ["hf download org/a --revision v2 --local-dir"],
     ),
     "a misspelt model": (lambda _: {"model": "tinny"}, ["no such model", "did you mean 'tiny'?"]),
+    "a model's revision": (
+        lambda _: {"model": "org/name@v1"},
+        [
+            "org/name@v1",
+            "newest revision",
+            "hf download org/name --revision v1 --local-dir DIR",
+            "-e model=DIR",
+        ],
+    ),
+    "a configuration by a shell's variable that is not set": (
+        lambda _: {"config": ""},
+        ["-e config=: expected a YAML file", "found nothing"],
+    ),
     "a model without config": (lambda t: {"model": str(t)}, ["config.json", "save_pretrained"]),
     "pickled weights": (
         lambda t: {"model": directory(t, "config.json", "tokenizer.json", "pytorch_model.bin")},
@@ -430,7 +456,8 @@ def test_all_faults_are_told_at_once(tmp_path):
 
 
 def test_ansibles_own_variables_and_the_roles_pass():
-    answer = build({"ansible_user": "me", "trainer_port": 1, "nproc_per_node": 2, "run": "first"})
+    extra = {"ansible_user": "me", "vault_sudo": "x", "trainer_port": 1, "nproc_per_node": 2, "run": "first"}
+    answer = build(extra)
     assert "trainer_port" not in answer["config"]
 
 

@@ -1,6 +1,7 @@
 """The configuration: what is refused, where it stands, and what to write instead."""
 
 import dataclasses
+import datetime
 import re
 import subprocess
 import sys
@@ -36,6 +37,13 @@ REFUSED = {
     "a fraction for a whole number": ("steps: 1.5", "steps: expected a whole number, found 1.5"),
     "yes for a number": ("batch_size: yes", "batch_size: expected a whole number, found True"),
     "a number for a text": ("run: 12", "run: expected a text, found 12; quote it: '12'"),
+    "a number for a text, as it stands": ("run: 007", "run: expected a text, found 007; quote it: '007'"),
+    "a date for a text": ("run: 2024-01-01", "found 2024-01-01; quote it: '2024-01-01'"),
+    "a number by colons": ("balance: 8:4:4", "balance: expected a text, found 8:4:4; quote it"),
+    "no for a word": ("adapter: no", "adapter: expected none or lora, found 'no'"),
+    "a number for a word": ("quantize: 4", "found '4'; did you mean '4bit'?"),
+    "a time for a number": ("checkpoint_minutes: 1:30", "expected a number, found '1:30'"),
+    "a date for a number": ("steps: 2024-01-01", "expected a whole number, found"),
     "nothing": ("batch_size:", "batch_size: expected a whole number, found nothing"),
     "not a number": ("lr: .nan", "lr: expected a finite number"),
     "infinity": ("lr: .inf", "lr: expected a finite number"),
@@ -91,6 +99,28 @@ def test_refused(tmp_path, name):
     assert str(path) in str(refused.value)
 
 
+def test_a_number_in_a_file_is_the_one_that_it_would_be_after_e(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("seed: 010\nsteps: 1_000\nlr: 2e-4\ncompile: on\nvalidation:\n")
+    assert config.read(path) == {
+        "seed": "010",
+        "steps": "1_000",
+        "lr": "2e-4",
+        "compile": True,
+        "validation": None,
+    }
+    found = config.load(path)
+    assert (found.seed, found.steps, found.lr, found.compile) == (10, 1000, 2e-4, True)
+    assert found == config.load(None, ["seed=010", "steps=1_000", "lr=2e-4", "compile=on"])
+
+
+def test_what_ansible_hands_over_as_yaml_reads_it_has_its_cure():
+    with pytest.raises(BadInput, match="found 2024-01-01; quote it: '2024-01-01'"):
+        config.from_mapping({"run": datetime.date(2024, 1, 1)})
+    with pytest.raises(BadInput, match="adapter: expected a text, found False; to YAML the words yes, no,"):
+        config.from_mapping({"adapter": False})
+
+
 def test_a_list_that_ansible_hands_over_is_refused_with_its_cure():
     with pytest.raises(BadInput, match=r'found \[8, 4\]; write them by commas, balance: "8,4"'):
         config.from_mapping({"balance": [8, 4]})
@@ -127,6 +157,35 @@ def test_settings_that_do_not_go_together_have_their_places(tmp_path):
     assert first.startswith("override 'quantize=4bit': quantize: 4bit freezes")
     assert second.startswith(f"{path}:2: spike_factor: found 1,")
     assert third.startswith("override 'validation=austen': validation, validation_split: both")
+
+
+@pytest.mark.parametrize("name", ["lr", "steps", "epochs", "threads", "batch_size", "compile"])
+def test_a_shells_variable_that_is_not_set_is_no_default(name):
+    with pytest.raises(BadInput, match=f"{name}: expected .*, found an empty text; give one, or leave"):
+        config.load(None, [f"{name}="])
+
+
+def test_null_takes_away_what_is_set_of_texts_too():
+    found = config.from_mapping({"validation": "null", "steps": "null", "model": "null"})
+    assert (found.validation, found.steps, found.model) == (None, None, "null")
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("BATCH_SIZE=4", "batch_size"),
+        ("Batch-Size=4", "batch_size"),
+        ("LR=1", "lr"),
+        ("strategy=DDP", "ddp"),
+        ("strategy=FSDP", "fsdp"),
+        ("adapter=LoRA", "lora"),
+        ("device=CPU", "cpu"),
+        ("dtype=BFloat16", "bfloat16"),
+    ],
+)
+def test_capitals_and_hyphens_hide_no_name(word, meant):
+    with pytest.raises(BadInput, match=f"did you mean '{meant}'"):
+        config.load(None, [word])
 
 
 def test_all_problems_at_once(tmp_path):

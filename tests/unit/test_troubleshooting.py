@@ -34,6 +34,8 @@ SYMPTOMS = (
     "libcudnn",
     "Distributed package doesn't have NCCL",
     # those of the first evening
+    "the role 'inventory_check' was not found",
+    "Completely failed to parse inventory source",
     "Permission denied (publickey,password)",
     "UNREACHABLE!",
     "Missing sudo password",
@@ -50,8 +52,12 @@ SYMPTOMS = (
     "I cannot log in any more",
     "disk is full",
 )
-# What SSH, sudo, apt, the hub, pip, NCCL, torch, the driver and the kernel say.
+# What Ansible, SSH, sudo, apt, the hub, pip, NCCL, torch, the driver and the kernel say.
 OTHERS = {
+    "the role 'inventory_check' was not found",
+    "Could not load 'live' callback plugin",
+    "couldn't resolve module/action",
+    "Completely failed to parse inventory source",
     "Permission denied (publickey,password)",
     "Missing sudo password",
     "Incorrect sudo password",
