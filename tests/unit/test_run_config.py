@@ -316,9 +316,7 @@ REFUSED = {
         lambda _: {"model": "org/name@v1"},
         [
             "org/name@v1",
-            "there is no such model; give the directory of",
-            "hf download org/name --revision v1 --local-dir DIR",
-            "-e model=DIR",
+            "give the directory of: hf download org/name --revision v1 --local-dir DIR",
         ],
     ),
     "a configuration by a shell's variable that is not set": (
