@@ -55,6 +55,8 @@ def plain_loop(config_path, cache, *overrides):
         batch = list(index.Index(0, len(packed)).batch(7 * step, 7))
         rows = [packed[k] for k in batch]
         lengths = [sum(end - begin for begin, end in packed._sets[0]._pieces_of(k)) for k in batch]
+        if packed.layout == "alone":
+            lengths = packed.lengths(batch)
         real = torch.arange(packed.length) < torch.tensor(lengths)[:, None]
         inputs, labels, positions = (
             torch.stack([*map(torch.from_numpy, one)]) for one in zip(*rows, strict=True)
@@ -92,9 +94,10 @@ def test_any_split_of_the_batch(experts, reference, tmp_path, size, chosen):
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_padding_is_nobodys_choice(experts, tmp_path, size):
-    """Sequences of whole documents have much of it, which is one token over and over."""
-    chosen = ("overlong=cut", "sequence_length=48")
+@pytest.mark.parametrize("packing", ["true", "false"])
+def test_padding_is_nobodys_choice(experts, tmp_path, size, packing):
+    """Sequences of whole documents have much of it, which is one token over and over; of one alone most."""
+    chosen = ("overlong=cut", "sequence_length=48", f"packing={packing}")
     expected = plain_loop(experts, tmp_path / "cache", *chosen)
     losses = ranks.run(tmp_path, size, experts, "micro_batch_size=2", *chosen)
     balances = [record["router_loss"] for record in ranks.records(tmp_path / "node0")]
