@@ -487,22 +487,27 @@ def test_the_mark_is_that_of_the_scenario():
 
 
 @pytest.mark.parametrize(
-    ("mode", "in_group", "marks"),
+    ("mode", "in_group", "own", "marks"),
     [
-        ("lossy", True, {"TRAINYARD_RDMA": "1", "NCCL_IB_TC": "106"}),
-        ("lossless", True, {"TRAINYARD_RDMA": "1", "NCCL_IB_TC": "106"}),
-        ("none", True, {"TRAINYARD_RDMA": "1"}),
-        (None, True, {"TRAINYARD_RDMA": "1"}),
-        ("lossy", False, {}),
+        ("lossy", True, {}, {"TRAINYARD_RDMA": "1", "NCCL_IB_TC": "106"}),
+        ("lossless", True, {}, {"TRAINYARD_RDMA": "1", "NCCL_IB_TC": "106"}),
+        ("none", True, {}, {"TRAINYARD_RDMA": "1"}),
+        (None, True, {}, {"TRAINYARD_RDMA": "1"}),
+        ("lossy", False, {}, {}),
+        ("lossy", False, {"NCCL_DEBUG": "INFO"}, {"NCCL_DEBUG": "INFO"}),
+        ("lossy", True, {"NCCL_IB_TC": 96}, {"TRAINYARD_RDMA": "1", "NCCL_IB_TC": "96"}),
     ],
 )
-def test_nccl_marks_its_packets_where_roce_has_a_class(mode, in_group, marks):
+def test_nccl_marks_its_packets_where_roce_has_a_class_unless_the_inventory_says_how(
+    mode, in_group, own, marks
+):
     from ansible.parsing.dataloader import DataLoader
     from ansible.template import Templar, trust_as_template
 
     words = yaml.safe_load((ROOT / "roles/trainer/vars/main.yml").read_text())["_trainer_marks"]
     words = words.replace("| traffic_class", "* 4 + 2")  # which test_the_mark_is_that_of_the_scenario has
     known = {"inventory_hostname": "node1", "groups": {"rdma": ["node1"] if in_group else []}}
+    known |= {"trainer_environment": own}
     known |= {"roce_qos_mode": mode} if mode else {}
     found = Templar(loader=DataLoader(), variables=known).template(trust_as_template(words))
     assert {name: str(value) for name, value in found.items()} == marks
