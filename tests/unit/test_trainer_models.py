@@ -901,6 +901,22 @@ DIRECTORIES = {
         MODEL | {"model.safetensors.index.json": b"{}"},
         "index.json is no list of the files",
     ),
+    "an index of no weights": (
+        MODEL | {"model.safetensors.index.json": b'{"weight_map": {}}'},
+        "index.json is no list of the files",
+    ),
+    "an index that is too deep": (
+        MODEL | {"model.safetensors.index.json": b"[" * 200_000},
+        "index.json is no list of the files",
+    ),
+    "a header that is too deep": (
+        MODEL | {"model.safetensors": (200_000).to_bytes(8, "little") + b"[" * 200_000},
+        "expected safetensors, found 200,008 bytes that begin otherwise",
+    ),
+    "a configuration that is too deep": (
+        WHOLE | {"config.json": b"[" * 200_000},
+        None,
+    ),  # transformers says it
     "GPTQ's weights": (
         MODEL | {"model.safetensors": packed("a.qweight", dtype="I32")},
         "a.qweight is quantised .I32",
@@ -996,6 +1012,8 @@ def test_where_weights_come_from(tmp_path):
         BadInput, match=r"alone; give the directory of: hf download org/a --revision v2 --local-dir DIR"
     ):
         files.weights_of("org/a@v2")
+    with pytest.raises(BadInput, match="no such directory; give tiny, a model's directory"):
+        files.weights_of("/models/a@v2")  # which is no name
     with pytest.raises(BadInput, match=r"did you mean org/a\?"):
         files.weights_of("https://huggingface.co/org/a/tree/main")
 
