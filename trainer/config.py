@@ -641,7 +641,7 @@ def _read_yaml(path: Path, problems: list[str]):
             else:
                 yield str(name.value), listed, where
             if not others.here(str(name.value)):
-                problems += _nested(path, node, str(name.value))
+                problems += _nested(path, node, str(name.value), set())
     except (yaml.MarkedYAMLError, *UNREADABLE) as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
@@ -650,13 +650,20 @@ def _read_yaml(path: Path, problems: list[str]):
         raise BadInput(f"{path}: not YAML: {error}") from None
 
 
-def _nested(path: Path, node: yaml.Node, above: str) -> Iterator[str]:
-    """What the keys within the mapping of the key `above` are here, as far as that is known."""
-    for name, below in node.value if isinstance(node, yaml.MappingNode) else ():
-        full = f"{above}.{name.value}"
-        if cure := f"here it is {name.value}" if name.value in FIELDS else others.here(str(name.value)):
-            yield f"{path}:{name.start_mark.line + 1}: '{full}': keys are flat; {cure}"
-        yield from _nested(path, below, full)
+def _nested(path: Path, node: yaml.Node, above: str, met: set[int]) -> Iterator[str]:
+    """What the keys within the mapping of the key `above` are here, as far as that is known.
+
+    met: mappings that were looked into, by id: an alias leads to one again, and may lead into itself.
+    """
+    if not isinstance(node, yaml.MappingNode) or id(node) in met:
+        return
+    met.add(id(node))
+    for key, below in node.value:
+        name = str(key.value)
+        full = f"{above}.{name}"
+        if cure := f"here it is {name}" if name in FIELDS else others.here(name):
+            yield f"{path}:{key.start_mark.line + 1}: '{full}': keys are flat; {cure}"
+        yield from _nested(path, below, full, met)
 
 
 def _as_written(name: str, node: yaml.ScalarNode, value: object):

@@ -71,6 +71,18 @@ REFUSED = {
         "optimizer:\n  params: {lr: 1}",
         "'optimizer.params.lr': keys are flat; here it",
     ),
+    "within a mapping that is its own part": (
+        "train: &train\n  epochs: 1\n  again: *train",
+        ":2: 'train.epochs': keys are flat; here it is epochs",
+    ),
+    "within mappings of mappings, ten times each": (
+        "a0: &a0 {epochs: 1}\n"
+        + "\n".join(
+            f"a{n}: &a{n} {{{', '.join(f'{k}: *a{n - 1}' for k in 'bcdefghijk')}}}" for n in range(1, 9)
+        ),
+        ":1: 'a0.epochs': keys are flat",
+    ),
+    "a list as a key within a mapping": ("train: {? [1] : 2}", ":1: unknown key 'train'"),
     "a rank that is no LoRA's": (
         "local_rank: 0",
         "'local_rank'; here there is nothing to set: the hosts agree",

@@ -901,6 +901,22 @@ DIRECTORIES = {
         MODEL | {"model.safetensors.index.json": b"{}"},
         "index.json is no list of the files",
     ),
+    "an index of no weights": (
+        MODEL | {"model.safetensors.index.json": b'{"weight_map": {}}'},
+        "index.json is no list of the files",
+    ),
+    "an index that is too deep": (
+        MODEL | {"model.safetensors.index.json": b"[" * 200_000},
+        "index.json is no list of the files",
+    ),
+    "a header that is too deep": (
+        MODEL | {"model.safetensors": (200_000).to_bytes(8, "little") + b"[" * 200_000},
+        "expected safetensors, found 200,008 bytes that begin otherwise",
+    ),
+    "a configuration that is too deep": (
+        WHOLE | {"config.json": b"[" * 200_000},
+        None,
+    ),  # transformers says it
     "GPTQ's weights": (
         MODEL | {"model.safetensors": packed("a.qweight", dtype="I32")},
         "a.qweight is quantised .I32",
@@ -996,6 +1012,8 @@ def test_where_weights_come_from(tmp_path):
         BadInput, match=r"alone; give the directory of: hf download org/a --revision v2 --local-dir DIR"
     ):
         files.weights_of("org/a@v2")
+    with pytest.raises(BadInput, match="no such directory; give tiny, a model's directory"):
+        files.weights_of("/models/a@v2")  # which is no name
     with pytest.raises(BadInput, match=r"did you mean org/a\?"):
         files.weights_of("https://huggingface.co/org/a/tree/main")
 
@@ -1232,11 +1250,15 @@ def test_quantised_weights_whose_files_have_other_names_are_read_as_a_whole(worl
     )
 
 
-def an_adapter(folder, config=None):
+def an_adapter(folder, config=None, tied=False):
     """(the directory of an adapter beside a Llama that lies beside it, what that gives with it)."""
     from peft import LoraConfig, get_peft_model
 
-    small(folder / "base")
+    small(folder / "base", tie_word_embeddings=tied)
+    if tied:
+        there = load_file(folder / "base" / "model.safetensors")
+        del there["lm_head.weight"]
+        save_file(there, folder / "base" / "model.safetensors", {"format": "pt"})
     base = saved._weights(str(folder / "base"), "auto", False)
     model = get_peft_model(
         base, config or LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
@@ -1320,7 +1342,7 @@ def test_without_a_tokenizer_and_a_base_the_base_is_asked_for(tmp_path):
         saved.open_model(saved.find(folder), "/no/such")
 
 
-@pytest.mark.parametrize("kind", ["prompt", "bias", "replication"])
+@pytest.mark.parametrize("kind", ["prompt", "bias", "replication", "tied"])
 def test_an_adapter_that_cannot_be_merged_speaks_and_is_refused_as_a_model(kind, tmp_path):
     from peft import LoraConfig, PromptTuningConfig
 
@@ -1338,8 +1360,12 @@ def test_an_adapter_that_cannot_be_merged_speaks_and_is_refused_as_a_model(kind,
             LoraConfig(layer_replication=[[0, 2], [1, 2]], **lora),
             "it repeats layers of its base",
         ),
+        "tied": (  # embeddings and head are one tensor, and either adapter would go into both
+            LoraConfig(**{**lora, "target_modules": ["q_proj", "lm_head"]}),
+            r"it is beside lm_head, whose weights its base has in another place, too \(tied\): both would",
+        ),
     }[kind]
-    folder, logits = an_adapter(tmp_path, config)
+    folder, logits = an_adapter(tmp_path, config, tied=kind == "tied")
     model, _ = saved.open_model(saved.find(folder))
     assert torch.allclose(model(input_ids=torch.arange(9)[None]).logits, logits, atol=1e-6)
     with pytest.raises(BadInput, match=f"the adapter cannot go into its base: .*{why}"):

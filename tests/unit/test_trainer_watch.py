@@ -1,6 +1,7 @@
 """Where metrics go beside metrics.jsonl; what counts as work; checkpoints looked at from outside."""
 
 import contextlib
+import fcntl
 import io
 import json
 import os
@@ -708,6 +709,37 @@ def test_sending_that_breaks_off_goes_on_there(results, capsys, monkeypatch):
     monkeypatch.setattr(server, "log_metrics", whole)
     assert cli.main(["send", str(folder), "mlflow"]) == 0
     assert [one["steps"] for one in server.runs.values()] == [[0, 1, 2]]
+
+
+def test_nothing_is_sent_that_could_not_be_noted_or_that_another_sends(results, capsys):
+    folder, server = results
+    kept = folder / "sent-mlflow.json"
+    kept.mkdir()
+    assert cli.main(["send", str(folder), "mlflow"]) == 2
+    assert f"{kept}: Is a directory; expected a file that takes down" in capsys.readouterr().err
+    kept.rmdir()
+    with kept.open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert cli.main(["send", str(folder), "mlflow"]) == 2
+    assert "another `trainer send` is at work" in capsys.readouterr().err
+    assert not server.runs
+    assert cli.main(["send", str(folder), "mlflow"]) == 0
+    assert [one["steps"] for one in server.runs.values()] == [[0, 1, 2]]
+
+
+def test_what_lies_beside_the_metrics_may_be_anything(results, capsys):
+    folder, server = results
+    os.mkfifo(folder / "summary.json")  # which would be waited for
+    (folder / "config.yaml").write_text("[" * 5000)
+    (folder / "sent-mlflow.json").write_text('{"begun": "b", "lines": "two"}')
+    beginning = start("")
+    del beginning["launch"]
+    told(folder, beginning, 1)
+    assert cli.main(["send", str(folder), "mlflow"]) == 0
+    assert [one["steps"] for one in server.runs.values()] == [[0, 1]]
+    (folder / "metrics.jsonl").write_text("[" * 200_000 + "\n")
+    assert cli.main(["send", str(folder), "mlflow"]) == 2
+    assert "metrics.jsonl:1: expected an object" in capsys.readouterr().err
 
 
 def test_what_is_no_runs_directory_or_no_metrics_is_refused(results, capsys, monkeypatch):

@@ -1,5 +1,6 @@
 """`trainer export`: a run's adapter or model, for everyone's tools."""
 
+import collections
 import contextlib
 import dataclasses
 import fcntl
@@ -130,6 +131,8 @@ def _merged(model, found: saved.Saved):
         why = f"it goes before the text ({model.active_peft_config.peft_type.value}) and changes no weights"
     elif found.adapter.get("layer_replication"):
         why = "it repeats layers of its base, which share their weights, and no file of a whole model can say so"
+    elif tied := _tied(model):
+        why = f"it is beside {tied}, whose weights its base has in another place, too (tied): both would be changed"
     try:  # peft's methods each have errors of their own
         merged = None if why else model.merge_and_unload(safe_merge=True)
     except (ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
@@ -141,6 +144,19 @@ def _merged(model, found: saved.Saved):
             f"{found.path}: the adapter cannot go into its base: {why}; without --merge it is written as it is"
         )
     return merged
+
+
+def _tied(model) -> str:
+    """A layer that the adapter in peft's `model` is beside, and of whose weights another layer's are the same."""
+    from peft.tuners.trainable_tokens import TrainableTokensLayer  # which has both changed
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    places = collections.Counter(id(one) for _, one in model.named_parameters(remove_duplicate=False))
+    for name, layer in model.named_modules():
+        beside = isinstance(layer, BaseTunerLayer) and not isinstance(layer, TrainableTokensLayer)
+        if beside and any(places[id(one)] > 1 for one in layer.get_base_layer().parameters()):
+            return name.rpartition(".")[2]
+    return ""
 
 
 def _umask() -> int:

@@ -1,5 +1,7 @@
 """`trainer send`: what a run has told in metrics.jsonl to Weights & Biases or MLflow, from where its directory lies."""
 
+import contextlib
+import fcntl
 import hashlib
 import json
 from collections.abc import Iterator
@@ -8,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from trainer import sinks
+from trainer.config import UNREADABLE
 from trainer.data import read
 from trainer.errors import BadInput, TrainerError
 from trainer.metrics import BEGINS, FINAL
@@ -25,9 +28,15 @@ def main(directory: Path, service: str) -> int:
             f"{directory}: found no metrics.jsonl in it; expected a run's directory, such as runs/RUN of the checkout, "
             "where train.yml puts it"
         )
+    with _alone(kept):
+        return _send(directory, service, lines, kept)
+
+
+def _send(directory: Path, service: str, lines: Path, kept: Path) -> int:
     settings = _settings(directory)
     name = str(settings.get("run") or directory.resolve().name)
-    begun = next((one["launch"] or one["begun"] for one in _records(lines) if one.get("begun")), "")
+    marks = (one.get("launch") or one.get("begun") for one in _records(lines))  # as of the run's own recorder
+    begun = next(filter(None, marks), "")
     sent = _unless_gone_back(lines, _read(kept), begun)
     number, last = sent, ""
     if not any(True for _ in _records(lines, sent)):
@@ -57,6 +66,23 @@ def main(directory: Path, service: str) -> int:
     return 0
 
 
+@contextlib.contextmanager
+def _alone(kept: Path) -> Iterator[None]:
+    """Raise BadInput where what was sent could not be noted in `kept`, or another sends now: both would send twice."""
+    try:
+        file = kept.open("a")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BadInput(f"{kept}: another `trainer send` is at work; wait until it has ended") from None
+    except OSError as error:
+        raise BadInput(
+            f"{kept}: {error.strerror}; expected a file that takes down how much was sent: make it and its directory "
+            "yours to write, or copy the directory and send from there"
+        ) from None
+    with file:
+        yield
+
+
 def _records(path: Path, skipped: int = 0) -> Iterator[dict]:
     """The records of metrics.jsonl but for the first so many; a last one that is half there is not told yet."""
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -65,7 +91,7 @@ def _records(path: Path, skipped: int = 0) -> Iterator[dict]:
                 continue
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 record = None
             if not isinstance(record, dict) or not {"kind", "step", "time"} <= record.keys():
                 raise BadInput(
@@ -84,15 +110,18 @@ def _settings(directory: Path) -> dict:
 def _read(path: Path) -> dict:
     """What a file in YAML or JSON has; nothing where it is not there, or no mapping."""
     try:
-        found = yaml.safe_load(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError):
+        found = (
+            yaml.safe_load(path.read_text()) if path.is_file() else {}
+        )  # and no pipe, which would be waited for
+    except (OSError, yaml.YAMLError, *UNREADABLE):
         found = {}
     return found if isinstance(found, dict) else {}
 
 
 def _unless_gone_back(lines: Path, told: dict, begun: str) -> int:
     """How many lines the service has: those that were sent, or where the run went back behind these, up to there."""
-    sent = told.get("lines", 0) if told.get("begun") == begun else 0
+    sent = told.get("lines") if told.get("begun") == begun else 0
+    sent = sent if isinstance(sent, int) and sent > 0 else 0
     there = back = 0
     for number, record in enumerate(_records(lines), 1):
         if record.get("event") in BEGINS:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from trainer.config import UNREADABLE
 from trainer.data.files import expanded
 from trainer.errors import BadInput
 
@@ -42,6 +43,8 @@ def instead_of_a_name(name: str) -> str:
     if below := name.partition("huggingface.co/")[2]:
         return f"did you mean {'/'.join(below.split('/')[:2])}?"
     bare, _, revision = name.partition("@")
+    if bare.startswith(("/", ".", "~")):  # a path
+        return ""
     return (
         f"give the directory of: hf download {bare} --revision {revision} --local-dir DIR" if revision else ""
     )
@@ -104,11 +107,14 @@ def files_of(path: Path, name: str = "") -> list[Path]:
     if whole.is_symlink() or whole.is_file() or not index.is_file():  # transformers, too, looks for it first
         return [whole] if whole.is_symlink() or whole.is_file() else []
     try:
-        return sorted({path / one for one in json.loads(index.read_bytes())["weight_map"].values()})
-    except (ValueError, LookupError, TypeError, AttributeError):
+        found = sorted({path / one for one in json.loads(index.read_bytes())["weight_map"].values()})
+    except (TypeError, *UNREADABLE):
+        found = []
+    if not found:
         raise BadInput(
             f"{name or path}: {INDEX} {POINTS if _is_pointer(index) else f'is no list of the files of weights; {COPY}'}"
-        ) from None
+        )
+    return found
 
 
 def _is_pointer(file: Path) -> bool:
@@ -193,7 +199,7 @@ def header(file: Path, name: str) -> dict[str, dict]:
         told = json.loads(text)
         told.pop("__metadata__", None)
         whole = 8 + length + max((one["data_offsets"][1] for one in told.values()), default=0)
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (TypeError, *UNREADABLE):
         raise BadInput(
             f"{where}: expected safetensors, found {size:,} bytes that begin otherwise; {COPY}"
         ) from None
@@ -219,7 +225,7 @@ def _check_packed(path: Path, name: str, tensors: dict[str, dict]) -> None:
         told = config.get("quantization_config") or (config.get("text_config") or {}).get(
             "quantization_config"
         )
-    except (OSError, ValueError, AttributeError):
+    except (OSError, *UNREADABLE):
         return  # transformers will say it
     by_bitsandbytes = isinstance(told, dict) and "bitsandbytes" in quantised_by(told)
     if by_bitsandbytes and tensors and not any(one.endswith((".absmax", ".SCB")) for one in tensors):
