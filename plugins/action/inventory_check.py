@@ -130,9 +130,11 @@ PATTERNS = {
     "identity_service_user": USER_NAME,
     "time_sync_servers": (r"[A-Za-z0-9][A-Za-z0-9.:-]*", "names or addresses, without options"),
     "trainer_environment": (
-        rf"(?!({'|'.join(RUNS_OWN)}|(PYTHON|TRAINYARD_)\w*)=)[A-Za-z_]\w*=(?!(None|True|False)$)[^\n']*",
-        "names of letters, digits and _ with plain texts or numbers (true in quotes, too), and none that Trainyard "
-        f"sets by itself ({', '.join(RUNS_OWN)}, PYTHON…, TRAINYARD_…)",
+        rf"(?!({'|'.join(RUNS_OWN)}|(PYTHON|TRAINYARD_)\w*)=)[A-Za-z_][A-Za-z0-9_]*=(?!(None|True|False)$)"
+        # systemd leaves out a value with a control character, and a name that a shell would not take.
+        r"[^\x00-\x08\n-\x1f\x7f']*",
+        "names of A to Z, digits and _ with plain texts or numbers on one line, without ' (true in quotes, too), and "
+        f"none that Trainyard sets by itself ({', '.join(RUNS_OWN)}, PYTHON…, TRAINYARD_…)",
     ),
     "trainer_slurm_account": SLURM_NAME,
     "trainer_slurm_options": (

@@ -62,6 +62,7 @@ MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # the hub'
 DATA = ("dataset", "validation")
 # How variables begin that are not ours: Ansible's, and what stands for a secret in an inventory (-e @FILE).
 OTHERS = ("ansible_", "vault_")
+LOGIN = r"://[^/\s]*@"  # in an address: who one is there, and perhaps the password
 specs_of = functools.cache(read_specs)
 
 
@@ -444,7 +445,11 @@ def build(
             results,
             files
             + typed(
-                {name: value for name, value in extra.items() if name in told and name != "trainer_config"}
+                {
+                    name: value
+                    for name, value in extra.items()
+                    if name in told and name != "trainer_config" and not re.search(LOGIN, str(value))
+                }
             ),
         ),
         "launcher": launcher,

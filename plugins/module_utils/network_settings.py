@@ -102,8 +102,10 @@ def of_netplan(definition):
                 str(value.get("stp", True)).lower() not in OFF
             )  # which netplan has on beside other parameters
             found += [(key, key, None if tree else NO_TREE)] if value else []
-        elif value is False and key in (ADVERTS, *OFFLOADS.values()):  # which are on by themselves
+        elif value is False and key in OFFLOADS.values():  # which most cards have on by themselves
             found.append((key, key, value))
+        elif key == ADVERTS and str(value).lower() in ("false", "no", "n", "off"):  # netplan takes words, too
+            found.append((key, key, False))
         elif key not in REPLACED and value not in (None, False, {}, []):
             plain = isinstance(value, WORDS) and WORD.fullmatch(str(value))
             found.append((key, key, value if plain else None))

@@ -347,6 +347,8 @@ def _lone(cluster: Cluster, good: dict[str, list[dict]]) -> dict[str, list[str]]
         nets[host] = {
             name: known[gid["address"]] for name, gid in gids.items() if gid and gid["address"] in known
         }
+        # Of a port and its switch's alone, as in a fabric that routes, whatever management network is beside it.
+        nets[host] = {name: net for name, net in nets[host].items() if net.prefixlen < 31}
     count = Counter(net for own in nets.values() for net in set(own.values()))
     if len(nets) < 2 or len(nets) not in count.values():
         return {}

@@ -154,13 +154,17 @@ def said(name: str, value) -> str:
 
 
 def _ways_in(options) -> dict:
-    """Ansible's own variables, such as ansible_user, among what was typed after -e; none that may hold a password."""
+    """Ansible's own variables, such as ansible_user, among what was typed after -e; no password, and no key itself."""
     found = {}
     for option in options:
         with contextlib.suppress(AnsibleError, yaml.YAMLError):
             mapping = yaml.safe_load(option) if option.startswith("{") else parse_kv(option)
             found |= mapping if not option.startswith("@") else {}
-    return {str(name): value for name, value in found.items() if re.match("ansible_(?!.*pass)", str(name))}
+    return {
+        str(name): value
+        for name, value in found.items()
+        if re.match("ansible_(?!.*pass|.*private_key$)", str(name))
+    }
 
 
 def _near(path: str) -> str:

@@ -283,3 +283,24 @@ def test_what_hosts_ask_of_themselves_and_of_each_other_goes_by_no_proxy():
     }
     by_proxy = {place for place, use in found.items() if use is not False}
     assert len(found) > len(by_proxy) and {name for name, _ in by_proxy} == {"roles/trainer/tasks/fetch.yml"}
+
+
+class Plays(yaml.SafeLoader):
+    """Of what Ansible reads, but for vaults and the like."""
+
+
+Plays.add_multi_constructor("!", lambda loader, suffix, node: None)
+
+
+def test_a_play_says_whether_it_gathers_facts():
+    """By ansible.cfg one that does not say gathers none, and a role that is told of the login user by them fails."""
+    paths = [ROOT / "site.yml", *(ROOT / "playbooks").glob("*.yml"), *(ROOT / "molecule").glob("**/*.yml")]
+    plays = [
+        (path.relative_to(ROOT).as_posix(), play)
+        for path in paths
+        if isinstance(read := yaml.load(path.read_text(), Plays), list)  # noqa: S506 - a SafeLoader
+        for play in read
+        if "hosts" in play
+    ]
+    assert len(plays) > 40
+    assert [(name, play["name"]) for name, play in plays if "gather_facts" not in play] == []

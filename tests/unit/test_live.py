@@ -476,6 +476,7 @@ def test_the_next_commands_mean_the_same_hosts(tmp_path, monkeypatch):
         "extra_vars": (
             "ansible_user=anna steps=3",
             "ansible_become_password=secret",
+            "ansible_private_key=secret ansible_ssh_private_key=secret ansible_ssh_private_key_file=keys/lab",
             '{"ansible_ssh_pass": "secret", "ansible_port": 2222}',
             "@vault.yml",
             "prompt=it's",
@@ -483,7 +484,7 @@ def test_the_next_commands_mean_the_same_hosts(tmp_path, monkeypatch):
     }
     assert shlex.join(same_hosts(by_a_bastion)) == (
         "'--ssh-common-args=-J anna@bastion' --become-method su --become-password-file su.txt "
-        "-e ansible_user=anna -e '{\"ansible_port\": 2222}'"
+        "-e ansible_user=anna -e ansible_ssh_private_key_file=keys/lab -e '{\"ansible_port\": 2222}'"
     )
     usual = {"remote_user": C.DEFAULT_REMOTE_USER, "private_key_file": C.DEFAULT_PRIVATE_KEY_FILE}
     assert same_hosts({"inventory": [], "vault_ids": [], **usual}) == []

@@ -2077,6 +2077,7 @@ def test_the_domains_of_short_names_do_not_go_unsaid(path, lines, place):
     ("path", "lines", "place"),
     [
         (NETPLAN, {"accept-ra": False}, "accept-ra"),
+        (NETPLAN, {"accept-ra": "n"}, "accept-ra"),
         (LAN_NETWORK, "IPv6AcceptRA=no", "[Network] IPv6AcceptRA="),
     ],
 )

@@ -404,6 +404,15 @@ WELL = {
             ("survey.rdma", roce([(f"10.99.{n}.1", "RoCE v2")])),
         )
     ],
+    "RoCE ports that routers join, beside one of a network that all share": [
+        (a, path, value)
+        for n, a in enumerate(NODES)
+        for path, value in (
+            ("survey.interfaces", lambda old, n=n: [*old, {"name": "eth9", "enabled": True, "addresses": [f"10.99.0.{2 * n}/31"]}]),
+            ("survey.rdma", roce([(ADDRESS[a], "RoCE v2")])),
+            ("survey.rdma", lambda ports, n=n: [*ports, {**roce([(f"10.99.0.{2 * n}", "RoCE v2")])(ports)[0], "device": "mlx5_1"}]),
+        )
+    ],
     "a virtual function that waits for a guest": [
         ("node1", "survey.rdma", lambda ports: [*ports, {**roce([])(ports)[0], "device": "mlx5_2", "guests": True}]),
     ],

@@ -121,6 +121,7 @@ def test_the_commands_say_again_what_was_typed_of_the_roles_variables():
         "trainer_port": "29501",
         "trainer_results_dir": "/srv/my results",
         "trainer_hub_token": "hf_secret",
+        "trainer_hub_endpoint": "https://anna:hf_secret@mirror.example/hub",
         "trainer_config": {"lr": 0.1},
     }
     roles = str(run_config.CHECKOUT + "/roles")
