@@ -167,9 +167,8 @@ def test_nccl_gets_the_ports_that_can_carry_a_run(port, monkeypatch, made, good)
     monkeypatch.setenv("NCCL_IB_DISABLE", "1")
     assert not rdma()
     monkeypatch.delenv("NCCL_IB_DISABLE")
-    monkeypatch.setattr(
-        environment, "_has_verbs", lambda: False
-    )  # as where only others are in the group rdma
+    # As where only others are in the group rdma:
+    monkeypatch.setattr(environment, "_has_verbs", lambda: False)
     assert not rdma()
 
 

@@ -60,9 +60,8 @@ def test_a_roce_port_is_read_and_told(tmp_path):
     make_port(tmp_path, "rocep11s0", gids=ROCE)
     write(tmp_path / "sys/class/net/ens192/mtu", "1500")
     found = survey(tmp_path)
-    make_port(
-        tmp_path, "rocep11s0v0", gids=ROCE[:1], driver="mlx5_core"
-    )  # a guest's to be, of which nothing is told
+    # A guest's to be, of which nothing is told:
+    make_port(tmp_path, "rocep11s0v0", gids=ROCE[:1], driver="mlx5_core")
     write(tmp_path / "sys/class/infiniband/rocep11s0v0/device/physfn", "")
     (virtual,) = survey(tmp_path)["ports"][1:]
     assert virtual["guests"] and len(rdma_filter.rdma_told(survey(tmp_path))) == 1

@@ -678,9 +678,8 @@ def test_what_a_run_has_told_is_sent_once(results, capsys):
     (folder / "metrics.jsonl").open("a").write('{"kind": "train", "st')  # being written
     assert cli.main(["send", str(folder), "mlflow"]) == 0
     assert run["steps"] == [0, 1, 2, 2, 3]
-    told(
-        folder, start("20260102T03"), 1, start("20260104T03", "resume", 1), 2.1, 3.1, 4, 5, 6
-    )  # behind what was sent
+    back = start("20260104T03", "resume", 1)  # behind what was sent
+    told(folder, start("20260102T03"), 1, back, 2.1, 3.1, 4, 5, 6)
     assert cli.main(["send", str(folder), "mlflow"]) == 0
     assert run["steps"][5:] == [1, 2, 3, 4, 5, 6] and len(server.runs) == 1
     told(folder, start("20260105T03"), 1)  # another run of this name

@@ -110,9 +110,7 @@ def _settings(directory: Path) -> dict:
 def _read(path: Path) -> dict:
     """What a file in YAML or JSON has; nothing where it is not there, or no mapping."""
     try:
-        found = (
-            yaml.safe_load(path.read_text()) if path.is_file() else {}
-        )  # and no pipe, which would be waited for
+        found = yaml.safe_load(path.read_text()) if path.is_file() else {}  # a pipe would be waited for
     except (OSError, yaml.YAMLError, *UNREADABLE):
         found = {}
     return found if isinstance(found, dict) else {}
