@@ -108,16 +108,8 @@ SLURM_OWN = (
 # What a run's processes go by, and Trainyard sets.
 RUNS_OWN = (
     *("CLUSTER_ADDRESS", "GLOO_SOCKET_IFNAME", "GROUP_RANK", "GROUP_WORLD_SIZE", "HOME", "LOCAL_RANK"),
-    *(
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "NCCL_SOCKET_IFNAME",
-        "NNODES",
-        "NODE_RANK",
-        "NPROC_PER_NODE",
-    ),
-    *("PATH", "RANK", "RANK_OFFSET", "WORLD_SIZE"),
+    *("LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NCCL_SOCKET_IFNAME", "NNODES", "NODE_RANK"),
+    *("NPROC_PER_NODE", "PATH", "RANK", "RANK_OFFSET", "WORLD_SIZE"),
 )
 PATTERNS = {
     # A label of Prometheus', which takes $ for a group's, and a value of Grafana's, to which % and ; are not plain.

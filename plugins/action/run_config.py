@@ -131,9 +131,8 @@ def report_fault(service: str, results: str) -> str:
     if service == "none":
         return ""
     return (
-        f"report_to: found {service}; expected none of a run on hosts, which lack its package. Leave it "
-        f"out, and send what the run has told once it is here: .venv/bin/python -m trainer send {results} {service} "
-        "(docs/trainer.md)"
+        f"report_to: found {service}; expected none of a run on hosts, which lack its package. Set it to none, and send "
+        f"what the run has told once it is here: .venv/bin/python -m trainer send {results} {service} (docs/trainer.md)"
     )
 
 
