@@ -131,8 +131,8 @@ def report_fault(service: str, results: str) -> str:
     if service == "none":
         return ""
     return (
-        f"report_to: found {service}; expected none of a run on hosts, which lack its package. Set it to none, and send "
-        f"what the run has told once it is here: .venv/bin/python -m trainer send {results} {service} (docs/trainer.md)"
+        f"report_to: found {service}; expected none of a run on hosts, which lack its package. Set it to none, and "
+        f"send what it has told once that is here: .venv/bin/python -m trainer send {results} {service} (docs/trainer.md)"
     )
 
 
