@@ -132,7 +132,7 @@ def report_fault(service: str, results: str) -> str:
         return ""
     return (
         f"report_to: found {service}; expected none of a run on hosts, which lack its package. Set it to none, and "
-        f"send what it has told once that is here: .venv/bin/python -m trainer send {results} {service} (docs/trainer.md)"
+        f"once its results are here: .venv/bin/python -m trainer send {results} {service} (docs/trainer.md)"
     )
 
 
