@@ -8,6 +8,8 @@ the hosts writes the next plan, or the run's `End`. The store takes the first su
 import dataclasses
 from dataclasses import dataclass, field
 
+from trainer.words import some
+
 FORGOTTEN = 3600.0  # seconds after which a fault is not held against its host any more
 ALLOWED = 2  # faults of one host within that time that are forgiven beyond `restarts`
 SHARED = (
@@ -355,4 +357,4 @@ def _changes(plan: Plan, chosen: list[Host], word: Plan) -> str:
 
 def _names(hosts: list[Host]) -> str:
     names = [host.name for host in hosts]
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return some(names, 8)

@@ -35,11 +35,9 @@ def main(directory: Path, service: str) -> int:
 def _send(directory: Path, service: str, lines: Path, kept: Path) -> int:
     settings = _settings(directory)
     name = str(settings.get("run") or directory.resolve().name)
-    marks = (one.get("launch") or one.get("begun") for one in _records(lines))  # as of the run's own recorder
-    begun = next(filter(None, marks), "")
-    sent = _unless_gone_back(lines, _read(kept), begun)
+    begun, sent, there = _progress(lines, _read(kept))
     number, last = sent, ""
-    if not any(True for _ in _records(lines, sent)):
+    if sent == there:
         print(f"run '{name}': {service} has all {sent} lines")
         return 0
     try:
@@ -116,17 +114,22 @@ def _read(path: Path) -> dict:
     return found if isinstance(found, dict) else {}
 
 
-def _unless_gone_back(lines: Path, told: dict, begun: str) -> int:
-    """How many lines the service has: those that were sent, or where the run went back behind these, up to there."""
-    sent = told.get("lines") if told.get("begun") == begun else 0
-    sent = sent if isinstance(sent, int) and sent > 0 else 0
-    there = back = 0
+def _progress(lines: Path, told: dict) -> tuple[str, int, int]:
+    """(the run's first start, how many lines the service has, how many there are); told: what sent-SERVICE.json has.
+
+    The service has those that were sent, or where the run went back behind these, those up to there.
+    """
+    noted = told.get("lines")
+    noted = noted if isinstance(noted, int) and noted > 0 else 0
+    begun, number, same, back = "", 0, False, 0
     for number, record in enumerate(_records(lines), 1):
+        begun = begun or record.get("launch") or record.get("begun") or ""  # as the run's own recorder has it
         if record.get("event") in BEGINS:
             back = number - 1
-        if number == sent and _digest(record) == told.get("last"):
-            there = sent
-    return there or min(sent, back)
+        same = same or (number == noted and _digest(record) == told.get("last"))
+    if told.get("begun") != begun:
+        return begun, 0, number
+    return begun, noted if same else min(noted, back), number
 
 
 def _digest(record: dict) -> str:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from trainer.config import Config
 from trainer.data import files
 from trainer.errors import BadInput
+from trainer.words import some
 
 
 class Sample(NamedTuple):
@@ -451,8 +452,7 @@ def _there(record: dict) -> str:
 
 def listed(names: Collection[str]) -> str:
     """The first of some fields' or files' names, and how many more there are."""
-    more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
-    return ", ".join(map(_piece, list(names)[:NAMES])) + more
+    return some([*map(_piece, names)], NAMES)
 
 
 def _piece(text: str) -> str:

@@ -22,6 +22,7 @@ from trainer.errors import BadInput
 from trainer.model import lora, quantize, senses, stored
 from trainer.model.files import files_of, weights_of
 from trainer.model.loss import HALF
+from trainer.words import some
 from trainer.world import World, log
 
 COMPILED = (7, 0)  # the compute capability from which on torch.compile writes code for a card
@@ -103,10 +104,9 @@ def build(config: Config, found: Source, world: World, in_parts: bool = False) -
     left = getattr(lora.without_adapter(model), "left_out", ())
     left = [name for name in left if not stored.COMPUTED.search(name)]
     if world.first and left:
-        more = f" and {len(left) - 3} more" if left[3:] else ""
         log(
-            f"warning: weights in the model's files that the model has no place for are left out: {', '.join(left[:3])}"
-            f"{more}: they are for images or sound, or its config.json is another model's"
+            f"warning: weights in the model's files that the model has no place for are left out: {some(left, 3)}: "
+            "they are for images or sound, or its config.json is another model's"
         )
     if world.first and (kept := senses.found(lora.without_adapter(model))):
         log(f"parts of the model that no text reaches stay as they are: {', '.join(kept)}")
@@ -477,9 +477,8 @@ def check_fit(kind: str, name: str, missing: Iterable[str], other: Iterable[tupl
             "(vocab_size); correct it"
         )
     if missing := sorted(missing):
-        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if missing[3:] else "")
         raise BadInput(
-            f"{name}: found no {shown} in its safetensors; expected all weights of {kind}, for what is "
+            f"{name}: found no {some(missing, 3)} in its safetensors; expected all weights of {kind}, for what is "
             "missing would be random. It was saved without its head (AutoModel), names weights otherwise, or a file of "
             "it is not here: save it anew (AutoModelForCausalLM), or copy it whole"
         )

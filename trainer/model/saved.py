@@ -12,6 +12,7 @@ from trainer.data.files import expanded
 from trainer.errors import BadInput
 from trainer.model import files as model_files
 from trainer.model import load as model_load
+from trainer.words import some
 
 ADAPTER = "adapter_model.safetensors"  # peft's name for an adapter's weights
 
@@ -124,23 +125,18 @@ def _adapted(whole, saved: Saved, base: str | None):
     told = model.load_adapter(str(saved.path), "default")  # the same once more, for it tells what was amiss
     if told.unexpected_keys:
         raise BadInput(
-            f"{saved.path}: {ADAPTER} has {_some(told.unexpected_keys)}, for which there is no place in its base, "
-            f"{base or saved.base}; expected an adapter of that model, as peft saves it: its base is another one "
+            f"{saved.path}: {ADAPTER} has {some(sorted(told.unexpected_keys), 1)}, for which there is no place in its "
+            f"base, {base or saved.base}; expected an adapter of that model, as peft saves it: its base is another one "
             "(--base DIR), adapter_config.json is not its own, or it was saved from within what FSDP or torch.compile "
             "had wrapped"
         )
     if told.missing_keys and model.active_peft_config.peft_type == "LORA":
         raise BadInput(
-            f"{saved.path}: {ADAPTER} lacks {_some(told.missing_keys)}, by adapter_config.json and its base, "
+            f"{saved.path}: {ADAPTER} lacks {some(sorted(told.missing_keys), 1)}, by adapter_config.json and its base, "
             f"{base or saved.base}; expected all of the adapter: its base is another one (--base DIR), or it was saved "
             "in part, as where ZeRO-3 or FSDP had its weights in parts: save it anew, or copy it whole"
         )
     return model
-
-
-def _some(names: list[str]) -> str:
-    """The first of `names`, and how many there are besides."""
-    return sorted(names)[0] + (f" and {len(names) - 1} more" if names[1:] else "")
 
 
 def ends(model, tokenizer) -> set[int]:
