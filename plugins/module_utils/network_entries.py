@@ -75,26 +75,11 @@ def entry(number, item, present):
     `present`: the host's interfaces; None where they are not known, and `now` may be a hardware address then.
     """
     where = f"network_interfaces[{number}]"
-    if not isinstance(item, dict):
-        raise Refused(f"{where} is {shown(item)}: write a mapping with name (or macaddress) and addresses")
-    for key in item:
-        if key not in KEYS:
-            near = difflib.get_close_matches(str(key), KEYS, 1)
-            hint = f"did you mean {near[0]}?" if near else "raw netplan keys go under options."
-            raise Refused(f"{where}: unknown key '{key}'; {hint} There are {', '.join(KEYS)}")
+    check_keys(where, item)
     kind = item.get("kind", "ethernets")
     if kind not in KINDS:
         raise Refused(f"{where}.kind is '{kind}': write one of {', '.join(KINDS)}")
-    name, mac = item.get("name") or "", str(item.get("macaddress") or "").lower()
-    if not isinstance(name, str):
-        raise Refused(f"{where}.name is {shown(name)}: write the interface's name, such as eth0")
-    if not name and not mac:
-        raise Refused(
-            f"{where} says neither name nor macaddress: write one of them. {there_are(present)}".rstrip()
-        )
-    if mac and not re.fullmatch(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", mac):
-        quotes = " (in quotes: YAML takes some for numbers)" if mac.isdigit() else ""
-        raise Refused(f"{where}.macaddress is '{mac}': write it like '52:54:00:12:34:56'{quotes}")
+    name, mac = marks(where, item, present)
     there = kind in ("ethernets", "wifis")
     given = bool(mac and name and kind == "ethernets")  # the interface is known by mac, and gets the name
     if (given or not there) and not re.fullmatch(r"[^\s/:]{1,15}", name):
@@ -102,39 +87,15 @@ def entry(number, item, present):
         raise Refused(f"{where}.name is '{name}': {what} needs a name of at most 15 characters")
     now = find_interface(where, name, mac, present) if there else name
     name = name if given or not there else now
-    link = next((one for one in present or () if one["name"] == now), {})
-    if kind == "ethernets" and link.get("kind") == "wlan":
-        raise Refused(
-            f"{where}: {now} is wireless: write kind: wifis, with its access-points under options; or leave it out"
-        )
+    check_wired(where, kind, now, present)
 
     definition = {"match": {"macaddress": mac}} if mac and there else {"macaddress": mac} if mac else {}
     if given:
         definition["set-name"] = name
-        if name != now and name in [link["name"] for link in present or ()]:
-            raise Refused(f"{where}.name: another interface has the name '{name}'. {there_are(present)}")
+        check_free(where, name, now, present)
     addresses = [interface_address(where, text) for text in as_list(where, "addresses", item)]
-    if addresses:
-        # Static means static: a lease beside it would bring a second default route.
-        definition.update(addresses=[str(address) for address in addresses], dhcp4=False, dhcp6=False)
-    networks = [address.network for address in addresses]
-    routes = [checked_route(where, route, networks) for route in as_list(where, "routes", item)]
-    if (router := gateway_of(item)) is not None:
-        gateway = ip_address(f"{where}.gateway", router)
-        if gateway in [address.ip for address in addresses]:
-            raise Refused(f"{where}.gateway {gateway} is the interface's own address: write the router's")
-        on_link(f"{where}.gateway", gateway, networks)
-        routes.insert(0, {"to": "default" if gateway.version == 4 else "::/0", "via": str(gateway)})
-    if routes:
-        definition["routes"] = routes
-    if item.get("nameservers"):
-        definition["nameservers"] = checked_nameservers(where, item["nameservers"])
-    if item.get("mtu") is not None:
-        mtu = item["mtu"]
-        if isinstance(mtu, bool) or not str(mtu).isdigit() or not 68 <= int(mtu) <= 65535:
-            raise Refused(f"{where}.mtu is {shown(mtu)}: write a number of bytes from 68 to 65535")
-        definition["mtu"] = int(mtu)
-    options = checked_options(where, item.get("options") or {}, networks)
+    definition.update(by_own_keys(where, item, addresses))
+    options = checked_options(where, item.get("options") or {}, [address.network for address in addresses])
     for key in options:
         if key in definition and key not in ("dhcp4", "dhcp6"):
             raise Refused(f"{where}.options says '{key}', which the entry itself says too: write it once")
@@ -147,6 +108,75 @@ def entry(number, item, present):
         "addresses": addresses,
         "definition": definition,
     }
+
+
+def check_keys(where, item):
+    if not isinstance(item, dict):
+        raise Refused(f"{where} is {shown(item)}: write a mapping with name (or macaddress) and addresses")
+    for key in item:
+        if key not in KEYS:
+            near = difflib.get_close_matches(str(key), KEYS, 1)
+            hint = f"did you mean {near[0]}?" if near else "raw netplan keys go under options."
+            raise Refused(f"{where}: unknown key '{key}'; {hint} There are {', '.join(KEYS)}")
+
+
+def marks(where, item, present):
+    """(name, hardware address) by which an item names its interface, "" where it does not say one."""
+    name, mac = item.get("name") or "", str(item.get("macaddress") or "").lower()
+    if not isinstance(name, str):
+        raise Refused(f"{where}.name is {shown(name)}: write the interface's name, such as eth0")
+    if not name and not mac:
+        raise Refused(
+            f"{where} says neither name nor macaddress: write one of them. {there_are(present)}".rstrip()
+        )
+    if mac and not re.fullmatch(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", mac):
+        quotes = " (in quotes: YAML takes some for numbers)" if mac.isdigit() else ""
+        raise Refused(f"{where}.macaddress is '{mac}': write it like '52:54:00:12:34:56'{quotes}")
+    return name, mac
+
+
+def check_wired(where, kind, now, present):
+    link = next((one for one in present or () if one["name"] == now), {})
+    if kind == "ethernets" and link.get("kind") == "wlan":
+        raise Refused(
+            f"{where}: {now} is wireless: write kind: wifis, with its access-points under options; or leave it out"
+        )
+
+
+def check_free(where, name, now, present):
+    if name != now and name in [link["name"] for link in present or ()]:
+        raise Refused(f"{where}.name: another interface has the name '{name}'. {there_are(present)}")
+
+
+def by_own_keys(where, item, addresses):
+    """The part of netplan's definition that an item says by keys of its own, checked."""
+    definition = {}
+    if addresses:
+        # Static means static: a lease beside it would bring a second default route.
+        definition.update(addresses=[str(address) for address in addresses], dhcp4=False, dhcp6=False)
+    if routes := checked_routes(where, item, addresses):
+        definition["routes"] = routes
+    if item.get("nameservers"):
+        definition["nameservers"] = checked_nameservers(where, item["nameservers"])
+    if item.get("mtu") is not None:
+        mtu = item["mtu"]
+        if isinstance(mtu, bool) or not str(mtu).isdigit() or not 68 <= int(mtu) <= 65535:
+            raise Refused(f"{where}.mtu is {shown(mtu)}: write a number of bytes from 68 to 65535")
+        definition["mtu"] = int(mtu)
+    return definition
+
+
+def checked_routes(where, item, addresses):
+    """An item's routes as netplan has them, first the one by its gateway."""
+    networks = [address.network for address in addresses]
+    routes = [checked_route(where, route, networks) for route in as_list(where, "routes", item)]
+    if (router := gateway_of(item)) is not None:
+        gateway = ip_address(f"{where}.gateway", router)
+        if gateway in [address.ip for address in addresses]:
+            raise Refused(f"{where}.gateway {gateway} is the interface's own address: write the router's")
+        on_link(f"{where}.gateway", gateway, networks)
+        routes.insert(0, {"to": "default" if gateway.version == 4 else "::/0", "via": str(gateway)})
+    return routes
 
 
 def gateway_of(item):
@@ -295,11 +325,50 @@ def checked_options(where, options, networks):
     return options
 
 
-def check_together(entries, present):
-    """What no entry alone can show: names and addresses said twice, two default routes, missing members, small MTUs.
+# What no entry alone can show.
 
-    `present`: as of `entry`.
-    """
+
+def check_together(entries, present):
+    """Names and addresses said twice, two default routes, missing members, small MTUs. `present`: as of `entry`."""
+    names = check_said_once(entries)
+    known = set(names) | {link["name"] for link in present or ()}
+    # An interface that is known by its hardware address may be any of those that are named.
+    nameless = present is None and any(
+        "macaddress" in item["definition"].get("match", {}) for item in entries
+    )
+    own = {item["name"]: item for item in entries}
+    ports = {
+        name
+        for item in entries
+        if item["kind"] != "vlans"
+        for name in below(item["kind"], item["definition"])
+    }
+    for item in entries:
+        if item["kind"] == "vlans" and not {"id", "link"} <= set(item["definition"]):
+            raise Refused(f"{item['where']}.options needs id and link, as netplan's vlans do")
+        if not nameless and ports.isdisjoint((item["now"], item["name"])):
+            check_ipv6_fits(item)
+        for member in below(item["kind"], item["definition"]):
+            if present is not None and member not in known:
+                raise Refused(
+                    f"{item['where']}.options names '{member}', no interface of the host. {there_are(present)}"
+                )
+            if item["kind"] == "vlans":
+                continue
+            if member not in names and not nameless:
+                raise Refused(
+                    f"{item['where']}.options takes in '{member}', which has no entry: write {{name: {member}}} into "
+                    "network_interfaces too, so that what configures it now gives way"
+                )
+            if member in own and own[member]["addresses"]:
+                raise Refused(
+                    f"{own[member]['where']}.addresses: {item['name']} takes {member} in, so nobody would reach the "
+                    f"host there: write the addresses (and gateway, routes, nameservers) for {item['name']}"
+                )
+
+
+def check_said_once(entries):
+    """{name: where it stands} of all entries; refused where two have one name, address or default route."""
     names, addresses, defaults = {}, {}, {}
     for item in entries:
         for name in dict.fromkeys((item["now"], item["name"])):
@@ -321,45 +390,17 @@ def check_together(entries, present):
                         "keep one, or give them different metrics (routes: to, via, metric)"
                     )
                 defaults[key] = item["where"]
-    known = set(names) | {link["name"] for link in present or ()}
-    # An interface that is known by its hardware address may be any of those that are named.
-    nameless = present is None and any(
-        "macaddress" in item["definition"].get("match", {}) for item in entries
-    )
-    own = {item["name"]: item for item in entries}
-    ports = {
-        name
-        for item in entries
-        if item["kind"] != "vlans"
-        for name in below(item["kind"], item["definition"])
-    }
-    for item in entries:
-        if item["kind"] == "vlans" and not {"id", "link"} <= set(item["definition"]):
-            raise Refused(f"{item['where']}.options needs id and link, as netplan's vlans do")
-        mtu = str(item["definition"].get("mtu"))
-        alone = not nameless and ports.isdisjoint((item["now"], item["name"]))
-        if mtu.isdecimal() and int(mtu) < IPV6_LEAST and alone and has_ipv6(item["definition"]):
-            raise Refused(
-                f"{item['where']}.mtu is {mtu}: IPv6 needs {IPV6_LEAST} bytes, so it would become that: write a number "
-                "from there on, or have no IPv6 there, by options: {link-local: []}"
-            )
-        for member in below(item["kind"], item["definition"]):
-            if present is not None and member not in known:
-                raise Refused(
-                    f"{item['where']}.options names '{member}', no interface of the host. {there_are(present)}"
-                )
-            if item["kind"] == "vlans":
-                continue
-            if member not in names and not nameless:
-                raise Refused(
-                    f"{item['where']}.options takes in '{member}', which has no entry: write {{name: {member}}} into "
-                    "network_interfaces too, so that what configures it now gives way"
-                )
-            if member in own and own[member]["addresses"]:
-                raise Refused(
-                    f"{own[member]['where']}.addresses: {item['name']} takes {member} in, so nobody would reach the "
-                    f"host there: write the addresses (and gateway, routes, nameservers) for {item['name']}"
-                )
+    return names
+
+
+def check_ipv6_fits(item):
+    """Refuse an MTU below IPv6's least, which that would raise. A port has no IPv6 of its own, and is not asked."""
+    mtu = str(item["definition"].get("mtu"))
+    if mtu.isdecimal() and int(mtu) < IPV6_LEAST and has_ipv6(item["definition"]):
+        raise Refused(
+            f"{item['where']}.mtu is {mtu}: IPv6 needs {IPV6_LEAST} bytes, so it would become that: write a number "
+            "from there on, or have no IPv6 there, by options: {link-local: []}"
+        )
 
 
 def has_ipv6(definition):
