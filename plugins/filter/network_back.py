@@ -27,16 +27,11 @@ from network_files import (
     PROFILES,
     READ_BY,
     RESOLV_CONF,
-    bare,
-    is_a_packages,
     keyed,
-    made_by,
-    narrowed,
-    netplan_after,
-    network_of,
-    profile_for,
     read_at,
 )
+from network_networkmanager import profile_for
+from network_yaml import bare, is_a_packages, made_by, narrowed, netplan_after, network_of
 
 # ifupdown: address 192.168.1.5/24 · networkd: Address= · NetworkManager: address1= or addresses1=
 ADDRESS_LINE = re.compile(r"(?mi)^\s*(?:address\s+|address(?:es)?\d*\s*=\s*)([0-9a-f.:]+)")

@@ -9,7 +9,8 @@ import re
 
 import yaml
 from network_entries import DEFAULT_ROUTES, ROUTE_KEYS, WORD
-from network_files import WORDS, parts
+from network_files import parts
+from network_yaml import WORDS
 
 # systemd-networkd's keys for what takes an interface in or lies on it, with our kind of it where there is one.
 NETWORKD_DEVICES = {
