@@ -37,10 +37,9 @@ import subprocess
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_runs import active_runs
 from ansible.module_utils.host_survey import from_elsewhere, in_container, service, ssh_session, stale
+from ansible.module_utils.pci_cards import DISPLAY, NVIDIA
 
-NVIDIA = "10de"
 BRIDGE = "0680"  # PCI class of an NVSwitch, and of bridges of old chipsets
-DISPLAY = ("0300", "0302")  # VGA controller; 3D controller, which has no output
 OLDEST_NVSWITCH = 0x1AC0  # device ids of bridges below belong to chipsets
 SECURE_BOOT = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"  # the EFI variable with its vendor's GUID
 OURS = re.compile(r"nvidia|cuda|^libnv|^libxnvctrl", re.IGNORECASE)

@@ -68,6 +68,7 @@ from ansible.module_utils.host_runs import UNIT, at_work, environment_dir, run_p
 from ansible.module_utils.host_survey import in_container, interfaces, ssh_session
 from ansible.module_utils.installed_packages import installed_torch, installed_versions
 from ansible.module_utils.managed_block import BEGIN, END
+from ansible.module_utils.pci_cards import DISPLAY, NVIDIA, UNUSABLE
 from ansible.module_utils.rdma_ports import rdma_ports
 from ansible.module_utils.same_files import sizes
 
@@ -87,9 +88,7 @@ GPU_FIELDS = (
     "temperature.gpu",
 )
 RENAMED = {"clocks_throttle_reasons.active": "clocks_event_reasons.active"}  # by newer drivers
-NVIDIA, DISPLAY = "10de", ("0300", "0302")  # PCI's vendor, and classes of graphics cards
-# What the role nvidia leaves out: who has a card for virtual machines, and the device ids of Kepler and before.
-UNUSABLE, TOO_OLD = ("vfio-pci", "pci-stub", "pciback"), range(0x0000, 0x1340)
+TOO_OLD = range(0x0000, 0x1340)  # device ids of Kepler and before, which the role nvidia leaves out
 XID = re.compile(r"(?:^\[ *(\d+\.\d+)\] )?NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(?:, (.*))?")
 STORE_SECONDS = 4.0
 NAME_SECONDS = 5.0  # after which a name counts as one that nobody knows
