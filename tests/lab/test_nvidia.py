@@ -5,7 +5,7 @@ from plays import Plays
 
 pytestmark = (
     pytest.mark.full
-)  # a build of kernel modules takes minutes; tests/unit/test_nvidia.py has the decisions
+)  # a build of kernel modules takes minutes; tests/unit/test_nvidia_*.py have the decisions
 
 FAKE = "/opt/fake"
 CARD = f"{FAKE}/sys/bus/pci/devices/0000:01:00.0"

@@ -450,7 +450,7 @@ def test_what_is_held_gives_way_to_what_is_named_and_needs_it(packages, tmp_path
 @pytest.mark.skipif(not shutil.which("apt-cache"), reason="no apt here")
 def test_a_pin_to_backports_of_any_release_is_apts(tmp_path):
     """As the role nvidia writes it of headers: by apt's own words, it weighs as much as the release's."""
-    from plugins.filter.nvidia_plan import preferences
+    from nvidia_apt import preferences
 
     aside = "NotAutomatic: yes\nButAutomaticUpgrades: yes\n"
     for suite, version, more in (("bookworm", 1, ""), ("bookworm-backports", 2, aside)):

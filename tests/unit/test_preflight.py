@@ -19,9 +19,8 @@ from ansible.errors import AnsibleFilterError
 from plugins.action import preflight_pair as pair_action
 from plugins.action import preflight_verdict
 from plugins.action.preflight_verdict import FAIL, SKIP, WARN, Cluster, Limits, findings
-from plugins.filter import nvidia_plan
 from plugins.filter import preflight as filters
-from plugins.module_utils import address_probe, echo, host_runs, host_survey
+from plugins.module_utils import address_probe, echo, host_runs, host_survey, nvidia_host
 
 # On the path only since the action was imported.
 import preflight_network  # isort: skip
@@ -1185,7 +1184,7 @@ def test_what_is_too_old_for_a_run_is_what_the_role_nvidia_leaves_out(load_modul
     (too_old,) = yaml.safe_load((ROOT / "roles/nvidia/vars/main/cards.yml").read_text())["_nvidia_too_old"]
     first, last = (int(end, 16) for end in too_old.split("-"))
     assert (module.TOO_OLD[0], module.TOO_OLD[-1]) == (first, last)
-    assert module.UNUSABLE == nvidia_plan.UNUSABLE
+    assert module.UNUSABLE == nvidia_host.UNUSABLE
 
 
 def test_kernels_of_two_distributions_are_compared_with_their_own():

@@ -1,5 +1,5 @@
-"""What differs between the releases that Trainyard serves, but for drivers (test_nvidia.py): names of packages, and
-which Python comes with each."""
+"""What differs between the releases that Trainyard serves, but for drivers (test_nvidia_packages.py): names of
+packages, and which Python comes with each."""
 
 import itertools
 import platform
