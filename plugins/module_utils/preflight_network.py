@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from host_runs import busy
 from preflight_base import FAIL, PASS, SKIP, WARN, Cluster, Said, blamed, check, named, odd, shown_pairs
-from rdma_ports import port_fault, roce_gid
+from rdma_ports import found_and_expected, port_fault, roce_gid
 
 SLOWEST_FULL_TCP = 10_000  # Mbit/s; beyond it a processor, not the wire, may limit what TCP carries
 GIGABIT = 1000  # Mbit/s
@@ -361,14 +361,14 @@ def _lone(cluster: Cluster, good: dict[str, list[dict]]) -> dict[str, list[str]]
 
 def _states(ports: list[dict]) -> str:
     """What was found of ports that can carry no run."""
-    return ", ".join(port_fault(one).partition("; expected ")[0] for one in ports)
+    return ", ".join(found_and_expected(one)[0] for one in ports)
 
 
 def _cure_of(cluster: Cluster, host: str, idle: list[dict]) -> str:
     """What has these RDMA ports carry a run."""
     if not idle:
         return f"Load the card's driver: {cluster.on([host], 'rdma link show')}"
-    cures = dict.fromkeys(port_fault(one).partition("; expected ")[2] for one in idle)
+    cures = dict.fromkeys(found_and_expected(one)[1] for one in idle)
     return f"Expected {'; '.join(cures)}. Then {cluster.site('rdma', [host])}"
 
 

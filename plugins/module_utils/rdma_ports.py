@@ -114,49 +114,67 @@ def roce_gid(port: dict) -> dict | None:
 
 def port_fault(port: dict) -> str:
     """Why a port of rdma_ports' cannot carry a run, with the cure; "" if it can."""
-    where, interface = f"{port['device']}/{port['port']}", port["interface"]
+    found, expected = found_and_expected(port)
+    return f"{found}; expected {expected}" if found else ""
+
+
+def found_and_expected(port: dict) -> tuple[str, str]:
+    """port_fault in two: what was found of the port, and what was expected, with the cure; two "" if it can."""
+    found, expected = _link_fault(port) or _kind_fault(port) or ("", "")
+    return (f"{port['device']}/{port['port']}: found {found}", expected) if found else ("", "")
+
+
+def _link_fault(port: dict) -> tuple[str, str] | None:
+    """(found, expected) of a port whose link is not up; None where it is."""
+    interface = port["interface"]
     if port["layer"] == INFINIBAND and port["state"] in ("INIT", "ARMED"):
         if port["driver"] == OMNI_PATH:
-            return f"{where}: found {port['state']}; expected ACTIVE. Omni-Path's own fabric manager (opafm) sets it up"
+            return port["state"], "ACTIVE. Omni-Path's own fabric manager (opafm) sets it up"
         return (
-            f"{where}: found {port['state']}, no subnet manager; expected ACTIVE. A switch runs one, or a host of the "
-            "group opensm: put one or two hosts that have InfiniBand ports there"
+            f"{port['state']}, no subnet manager",
+            "ACTIVE. A switch runs one, or a host of the group opensm: put one or two hosts that have InfiniBand ports "
+            "there",
         )
-    if port["state"] != "ACTIVE" and port["enabled"] is False:
+    if port["state"] == "ACTIVE":
+        return None
+    state = port["state"] or "no state"
+    if port["enabled"] is False:
         return (
-            f"{where}: found {port['state'] or 'no state'}, since nobody set up its interface {interface}; expected "
-            f"ACTIVE. Give {interface} an address by network_interfaces, which sets it up"
+            f"{state}, since nobody set up its interface {interface}",
+            f"ACTIVE. Give {interface} an address by network_interfaces, which sets it up",
         )
-    if port["state"] != "ACTIVE":
-        on = f" of {interface}" if interface else ""
-        state = port["state"] or "no state"
-        return f"{where}: found {state}; expected ACTIVE. Look at the cable{on} and the switch's port"
-    if port["layer"] not in (INFINIBAND, ETHERNET):
+    on = f" of {interface}" if interface else ""
+    return state, f"ACTIVE. Look at the cable{on} and the switch's port"
+
+
+def _kind_fault(port: dict) -> tuple[str, str] | None:
+    """(found, expected) of a port that is up, and that NCCL cannot use; None where it can."""
+    if port["layer"] == INFINIBAND:
+        if port["sm_lid"]:
+            return None
+        return "sm_lid 0", f"that of a subnet manager. See there `sminfo -C {port['device']}`"
+    if port["layer"] != ETHERNET:
         return (
-            f"{where}: found a link layer of {port['layer'] or 'no name'}; expected InfiniBand or Ethernet, the ones "
-            "that NCCL drives here"
+            f"a link layer of {port['layer'] or 'no name'}",
+            "InfiniBand or Ethernet, the ones that NCCL drives here",
         )
-    if port["layer"] == INFINIBAND and not port["sm_lid"]:
-        return f"{where}: found sm_lid 0; expected that of a subnet manager. See there `sminfo -C {port['device']}`"
-    if port["layer"] == ETHERNET and port["iwarp"]:
+    if port["iwarp"]:
         cure = ""
         if port["driver"] == "ice":
             cure = (
                 ". There set enable_iwarp to false and then enable_roce to true (devlink dev param set pci/0000:… name "
                 "enable_iwarp value false cmode runtime)"
             )
-        return f"{where}: found iWARP; expected RoCE, the way that NCCL goes on Ethernet{cure}"
-    if port["layer"] == ETHERNET and not roce_gid(port):
-        if old := next((gid for gid in port["gids"] if gid["address"]), None):
-            return (
-                f"{where}: found {old['address']} by RoCE v1 alone; expected {ROCE_V2}, which a ConnectX-3 has only as "
-                "Pro"
-            )
-        return (
-            f"{where}: found no GID of type {ROCE_V2} with an IPv4 address; expected one, which comes with the address "
-            f"of {interface or 'its interface'}. Give it one by network_interfaces"
-        )
-    return ""
+        return "iWARP", f"RoCE, the way that NCCL goes on Ethernet{cure}"
+    if roce_gid(port):
+        return None
+    if old := next((gid for gid in port["gids"] if gid["address"]), None):
+        return f"{old['address']} by RoCE v1 alone", f"{ROCE_V2}, which a ConnectX-3 has only as Pro"
+    return (
+        f"no GID of type {ROCE_V2} with an IPv4 address",
+        f"one, which comes with the address of {port['interface'] or 'its interface'}. Give it one by "
+        "network_interfaces",
+    )
 
 
 def fastest(ports: list[dict]) -> str:
