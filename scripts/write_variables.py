@@ -13,9 +13,10 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "plugins/module_utils")]
 
-from plugins.action.inventory_check import LIMITS  # noqa: E402 - the checkout's root is on the path only now
+from inventory_values import LIMITS  # noqa: E402 - it is on the path only now
+
 from plugins.action.run_config import SWITCHES  # noqa: E402
 from trainer.config import FIELDS, describe  # noqa: E402
 

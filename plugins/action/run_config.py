@@ -31,11 +31,11 @@ if CHECKOUT not in sys.path:
     sys.path.append(CHECKOUT)
 sys.path.append(os.path.join(CHECKOUT, "plugins/module_utils"))
 
+from inventory_reading import read_specs
 from same_files import content_hash, mark, names_below
 from telling import forks_fault, limit_fault, said, same_hosts
 from trainer_wheel import content_version
 
-from plugins.action.inventory_check import read_specs
 from trainer import config as trainer_config
 from trainer.data import read as trainer_data
 from trainer.errors import BadInput

@@ -6,9 +6,10 @@ import os
 import shlex
 import subprocess
 
+import inventory_values
 import pytest
 
-from plugins.action import inventory_check, run_follow
+from plugins.action import run_follow
 from plugins.filter import plan, slurm
 from plugins.filter.cluster_status import cluster_status
 from plugins.module_utils import host_runs, run_keeper
@@ -282,7 +283,7 @@ def test_an_active_run_of_systemds_is_not_taken_for_the_job_that_is_asked_for():
 )
 def test_options_that_trainyard_stands_on_are_not_passed_through(option, fits):
     spec = {"type": "list", "elements": "str"}
-    fault = inventory_check.value_fault("trainer_slurm_options", [option], spec, False)
+    fault = inventory_values.value_fault("trainer_slurm_options", [option], spec, False)
     assert (fault is None) == fits, fault
 
 
