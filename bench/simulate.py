@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.measure import WAYS, markdown
-from trainer import balance, ways
+from trainer import balance, link, ways
 from trainer import config as configuration
 from trainer.ways import ADAMW, BACKWARD, BUCKET_BYTES, PASSES, USED
 
@@ -283,11 +283,12 @@ def needs(config: configuration.Config, found, comm: str, overlap: bool = False)
     """Bytes of a GPU that a rank needs, as `trainer plan` counts them. overlap: whether Work has any."""
     import torch
 
-    from trainer.commands import plan
+    from trainer.plan import memory
+    from trainer.plan.resources import Place
 
-    place = plan.Place(3, 3, 1, torch.device("cuda"), 0, 0, 1e9)
+    place = Place(3, 3, 1, torch.device("cuda"), 0, 0, 1e9)
     config = dataclasses.replace(config, comm=comm, diloco_overlap=int(overlap))
-    budget = plan.budget("ddp", config, found, place, 0)
+    budget = memory.budget("ddp", config, found, place, 0)
     return sum(budget.device.values())
 
 
@@ -516,9 +517,7 @@ def main() -> None:
         text, good = check(json.loads(options.check.read_text()))
         print(text)
         sys.exit(0 if good else 1)
-    from trainer.commands import plan
-
-    print(tables(Assumed(plan.bits(options.link), options.latency, options.mfu, dict(options.speed))))
+    print(tables(Assumed(link.bits(options.link), options.latency, options.mfu, dict(options.speed))))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Whether each rank has the memory for its micro-batches, told before any weights are loaded.
 
-`trainer plan` counts what a step needs (commands/plan.py); here the same count is held against what is free.
+`trainer plan` counts what a step needs (plan/memory.py); here the same count is held against what is free.
 """
 
 import dataclasses
@@ -8,18 +8,20 @@ import math
 import os
 import re
 
+from trainer import link
 from trainer.balance import given, shares
-from trainer.commands import plan
 from trainer.config import Config
 from trainer.environment import rdma
 from trainer.errors import BadInput
 from trainer.model import footprint
+from trainer.plan import memory, proposal, resources
+from trainer.plan.memory import Budget
+from trainer.plan.resources import Place
 from trainer.strategies import chosen
-from trainer.ways import EXACT, TooManyFragments
+from trainer.ways import EXACT, MIB, TooManyFragments
 from trainer.world import World, log
 
 DOUBT = 1.15  # how far the count may be off (docs/trainer.md): what is within that is tried
-MIB = plan.MIB
 # What a configuration has whose layers are not those of a dense transformer: experts, recurrent or convolutional
 # layers, embeddings in each layer, layers of different sizes; encoders, and what sees.
 OTHERWISE = re.compile("expert|mamba|ssm|conv|linear|lru|per_layer|altup|^encoder_|^decoder_layers|vision_")
@@ -71,20 +73,20 @@ def refuse_frozen_weights_on_a_slow_wire(config: Config, model_config, world: Wo
     if all(world.gather(world.device.type == "cuda" and rdma())):  # NCCL then goes by that
         return
     speeds = world.gather(_speed(config))
-    slowest = min(one or plan.ASSUMED for one in speeds)
-    if slowest > plan.SLOW_LINK:
+    slowest = min(one or link.ASSUMED for one in speeds)
+    if slowest > link.SLOW:
         return
     unknown = dict.fromkeys(host for host, one in zip(world.hosts, speeds, strict=True) if not one)
     pace = f"{slowest / 1e9:g} Gbit/s"
-    if unknown and slowest == plan.ASSUMED:
+    if unknown and slowest == link.ASSUMED:
         pace += f", which is assumed of {', '.join(unknown)} until playbooks/preflight.yml has measured it"
     place = dataclasses.replace(_place(config, world), link=slowest)
     try:
         found = footprint.measure(config, model_config, world.device.type)
-        mine = plan.budget(plan.known(config.strategy), config, found, place, plan.KERNELS)
+        mine = memory.budget(memory.known(config.strategy), config, found, place, memory.KERNELS)
         one = dataclasses.replace(config, micro_batch_size=1)
         found = footprint.measure(one, model_config, world.device.type)
-        ddp = plan.budget("ddp", one, found, place, plan.KERNELS)
+        ddp = memory.budget("ddp", one, found, place, memory.KERNELS)
         costs = (
             f"strategy: {config.strategy} sends the frozen weights, too: about {mine.wire_bytes / MIB:,.0f} MiB a "
             f"step, {mine.wire_seconds:,.1f} s at {pace}. ddp"
@@ -116,24 +118,24 @@ def _speed(config: Config) -> float:
     """Bits a second of this rank's way to others, the lower of what its interface says and was measured; 0: unknown."""
     if os.environ.get("GLOO_SOCKET_IFNAME") == "lo":  # hosts by name alone
         return math.inf
-    said = plan.interface_speed(), config.link_gbit and config.link_gbit * 1e9
+    said = link.interface_speed(), config.link_gbit and config.link_gbit * 1e9
     return min(filter(None, said), default=0.0)
 
 
 def _size(config: Config, model_config, world: World) -> int:
     """As `at_once`, by this rank's own memory."""
     place = _place(config, world)
-    overhead = plan.KERNELS  # what this process holds already is not free any more
+    overhead = memory.KERNELS  # what this process holds already is not free any more
     wanted, asked = min(config.micro_batch_size, config.batch_size), _most(config, world)
     bytes_ = at_most(config, model_config, asked)
     there = min(place.memory, place.host_memory) if world.device.type == "cuda" else place.memory
-    if bytes_ is not None and bytes_ + max(overhead, plan.CONTEXT * (world.device.type == "cuda")) < there:
+    if bytes_ is not None and bytes_ + max(overhead, memory.CONTEXT * (world.device.type == "cuda")) < there:
         return max(asked, config.micro_batch_size)
 
-    def budgets(rows: int, config: Config = config) -> dict[str, plan.Budget]:
+    def budgets(rows: int, config: Config = config) -> dict[str, Budget]:
         own = dataclasses.replace(config, micro_batch_size=rows)
         size = footprint.measure(own, model_config, world.device.type)
-        return plan.every(own, size, place, overhead)
+        return memory.every(own, size, place, overhead)
 
     try:
         one = budgets(1)
@@ -142,13 +144,13 @@ def _size(config: Config, model_config, world: World) -> int:
     except Exception as error:  # the model's own code runs there, which may want a real GPU
         log(f"warning: what a step needs cannot be told beforehand, so memory is not checked: {error}")
         return config.micro_batch_size
-    strategy = plan.known(config.strategy)
+    strategy = memory.known(config.strategy)
     if strategy not in one:  # split, of a rank with one GPU
         strategy = "ddp"
     whole = budgets(wanted)
     # A step that is one micro-batch has its gradients when activations are gone, and may fit where several do not.
     if not one[strategy].fits(place, DOUBT) and not whole[strategy].fits(place, DOUBT):
-        exact = one if config.comm in EXACT else budgets(1, plan.with_comm(config, "exact"))
+        exact = one if config.comm in EXACT else budgets(1, dataclasses.replace(config, comm="exact"))
         raise BadInput(_refusal(config, model_config, world, one, exact["ddp"], strategy, place))
     least, most = 1, wanted
     if whole[strategy].fits(place, DOUBT):
@@ -167,19 +169,19 @@ def _size(config: Config, model_config, world: World) -> int:
     return least
 
 
-def _place(config: Config, world: World) -> plan.Place:
+def _place(config: Config, world: World) -> Place:
     here = world.environment.local_world_size
-    return plan.place(config, world.device, world.size, len(world.firsts), here, own=world.devices)
+    return resources.of_rank(config, world.device, world.size, len(world.firsts), here, own=world.devices)
 
 
 def _refusal(
     config: Config,
     model_config,
     world: World,
-    budgets: dict[str, plan.Budget],
-    exact: plan.Budget,
+    budgets: dict[str, Budget],
+    exact: Budget,
     strategy: str,
-    place: plan.Place,
+    place: Place,
 ) -> str:
     """What a rank without room for one sequence says; exact: ddp's budget with comm exact."""
     mine = budgets[strategy]
@@ -190,8 +192,8 @@ def _refusal(
         where, needs, there = "host's memory", sum(mine.host.values()), place.host_memory
     alone = dataclasses.replace(config, micro_batch_size=1)
     cures = [
-        *plan.switch(config, *plan.propose_both(config, budgets, exact, place), place),
-        *plan.cures(alone, footprint.measure(alone, model_config, world.device.type)),
+        *proposal.switch(config, *proposal.propose_both(config, budgets, exact, place), place),
+        *proposal.cures(alone, footprint.measure(alone, model_config, world.device.type)),
     ]
     return (
         f"rank {world.rank}: a step of a single sequence needs about {needs // MIB:,} MiB of the {where}, and "

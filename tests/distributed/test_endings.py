@@ -276,7 +276,7 @@ def _little():
 
 
 def test_no_memory_for_one_sequence(material, tmp_path):
-    patch = {("trainer.commands.plan", "_host_memory"): _little}
+    patch = {("trainer.plan.resources", "_host_memory"): _little}
     reason = ended(tmp_path, 2, material, code=2, patch=patch)
     assert "a step of a single sequence needs about" in reason and "gradient_checkpointing: true" in reason
     assert reason.startswith("node0: rank 0")

@@ -10,13 +10,15 @@ import pytest
 import torch
 from ranks import ROOT, records, run
 
-from trainer import cli
-from trainer.commands import plan
+from trainer import cli, link
 from trainer.config import from_mapping
 from trainer.data import tokenizer as own_tokenizer
 from trainer.errors import BadInput
 from trainer.model import router
 from trainer.model.footprint import Footprint
+from trainer.plan import memory, proposal, report, resources, wire
+from trainer.plan.memory import Budget
+from trainer.plan.resources import Place
 
 BASE = """
 dataset: austen
@@ -135,7 +137,7 @@ def deep(tmp_path_factory):
 
 @pytest.mark.full
 @pytest.mark.parametrize("shape", ["config", "deep"])
-@pytest.mark.parametrize("strategy", plan.ORDER)
+@pytest.mark.parametrize("strategy", memory.ORDER)
 def test_memory_of_two_ranks_is_within_15_percent_of_the_measured_peak(request, tmp_path, strategy, shape):
     config = request.getfixturevalue(shape)
     overrides = ["batch_size=4", "micro_batch_size=1", "sequence_length=128", "steps=8"]
@@ -168,7 +170,7 @@ def test_memory_in_16_bits_is_within_15_percent_of_the_measured_peak(deep, tmp_p
 def test_bytes_on_the_wire_are_those_that_are_sent(small, tmp_path, adapter):
     overrides = ["micro_batch_size=1", "sequence_length=32", f"adapter={adapter}"]
     answer = planned(small, *overrides, ranks=2)
-    for name in plan.ORDER:
+    for name in memory.ORDER:
         sent = measured(tmp_path / name, small, *overrides, f"strategy={name}", ranks=2)[-1]["wire_bytes"]
         assert answer["strategies"][name]["wire_bytes"] == pytest.approx(sent, rel=0.05), name
     seconds = answer["strategies"]["ddp"]["wire_seconds"]
@@ -248,9 +250,9 @@ def diloco(**keys):
     found = sizes(gradients=4_000_000_000, fragment=1_000_000_000, weights=1 << 20)
     there = place(1 << 40, nodes=4)
     return (
-        plan.at_once(config, found, there)["diloco"],
-        plan._waiting(config, found, there, 0.5)["diloco"],
-        plan.budget("ddp", config, found, there, 0).device,
+        wire.at_once(config, found, there)["diloco"],
+        wire.waiting(config, found, there, 0.5)["diloco"],
+        memory.budget("ddp", config, found, there, 0).device,
     )
 
 
@@ -275,7 +277,7 @@ def test_what_checkpoints_send_and_hold_is_a_part_of_the_plan():
         config = from_mapping({"comm": comm})
         for here in (1, 2):  # one rank of a host makes them, of the memory of all
             there = dataclasses.replace(place(1 << 40), here=here)
-            assert plan.budget("ddp", config, found, there, 0).device["checkpoint"] == each * 1000 // here
+            assert memory.budget("ddp", config, found, there, 0).device["checkpoint"] == each * 1000 // here
 
 
 def test_a_run_by_epochs_meets_as_often_as_one_of_as_many_steps():
@@ -283,8 +285,8 @@ def test_a_run_by_epochs_meets_as_often_as_one_of_as_many_steps():
     there = dataclasses.replace(place(1 << 40), epoch=300)
     keys = {"comm": "diloco", "sync_every": 50, "checkpoint_every": 0, "validation_split": 0.1}
     by_epochs, by_steps = (from_mapping({**keys, **more}) for more in ({"epochs": 1}, {"steps": 300}))
-    assert plan._rhythm(by_epochs, there) == plan._rhythm(by_steps, there) == (50, 0)
-    assert plan._rhythm(from_mapping({**keys, "epochs": 2}), there)[1] == 300
+    assert wire.rhythm(by_epochs, there) == wire.rhythm(by_steps, there) == (50, 0)
+    assert wire.rhythm(from_mapping({**keys, "epochs": 2}), there)[1] == 300
 
 
 @pytest.mark.parametrize(
@@ -299,17 +301,19 @@ def test_a_run_by_epochs_meets_as_often_as_one_of_as_many_steps():
 )
 def test_which_part_of_the_state_a_rank_holds_is_said(strategy, said):
     shares = {"split": [12, 4], "speeds": [3.0, 1.0], "speed_up": 2.0, "at_once": 12}
-    text = "\n".join(plan._shares(from_mapping({}), place(1 << 40), {"shares": shares, "strategy": strategy}))
+    text = "\n".join(
+        report._shares(from_mapping({}), place(1 << 40), {"shares": shares, "strategy": strategy})
+    )
     assert said in text and "12, 4 of" in text and "2.00 times as fast as even ones" in text
 
 
 def test_what_lossy_ways_hold_does_not_go_by_buckets_for_exact_sums():
     found = sizes(gradients=1 << 30, blocks=1 << 30)
     for comm in ("16bit", "8bit", "diloco", "powersgd"):
-        held = [plan._lossy_bytes(from_mapping({"comm": comm, "bucket_mb": mb}), found) for mb in (None, 1)]
+        held = [memory._lossy_bytes(from_mapping({"comm": comm, "bucket_mb": mb}), found) for mb in (None, 1)]
         assert held[0] == held[1]
-        assert plan._bucket(from_mapping({"comm": comm, "bucket_mb": 1}), place(1 << 40))["mb"] == 25
-    assert plan._bucket(from_mapping({"bucket_mb": 1}), place(1 << 40))["mb"] == 1
+        assert wire.bucket(from_mapping({"comm": comm, "bucket_mb": 1}), place(1 << 40))["mb"] == 25
+    assert wire.bucket(from_mapping({"bucket_mb": 1}), place(1 << 40))["mb"] == 1
 
 
 @pytest.mark.full
@@ -332,8 +336,8 @@ def test_on_a_slow_link_the_text_says_what_else_could_travel(small, capsys, monk
     assert "comm: powersgd" in out and "comm: diloco" not in out
 
 
-def place(memory: int, nodes: int = 2) -> plan.Place:
-    return plan.Place(4, nodes, 4 // nodes, torch.device("cpu"), memory, memory, 1e9)
+def place(memory: int, nodes: int = 2) -> Place:
+    return Place(4, nodes, 4 // nodes, torch.device("cpu"), memory, memory, 1e9)
 
 
 def test_what_leaves_a_host_does_not_grow_with_its_ranks(small, capsys, monkeypatch, tmp_path):
@@ -365,8 +369,8 @@ def test_what_leaves_a_host_does_not_grow_with_its_ranks(small, capsys, monkeypa
 def test_what_fits_and_sends_least_is_proposed():
     sizes = {"ddp": 100, "zero1": 80, "zero2": 60, "fsdp": 40, "offload": 20, "infinity": 10}
     seconds = {"ddp": 2.0, "zero1": 2.0, "zero2": 4.0, "fsdp": 6.0, "offload": 6.0, "infinity": 6.0}
-    budgets = {name: plan.Budget(name, {"all": sizes[name]}, {}, 0, seconds[name]) for name in sizes}
-    found = {memory: plan.propose(budgets, place(memory)) for memory in (100, 99, 70, 45, 25, 15, 5)}
+    budgets = {name: Budget(name, {"all": sizes[name]}, {}, 0, seconds[name]) for name in sizes}
+    found = {memory: proposal.propose(budgets, place(memory)) for memory in (100, 99, 70, 45, 25, 15, 5)}
     assert found == {
         100: "ddp",
         99: "zero1",
@@ -380,17 +384,17 @@ def test_what_fits_and_sends_least_is_proposed():
 
 @pytest.mark.parametrize(("text", "speed"), [("1gbit", 1e9), ("2.5 Gbit/s", 2.5e9), ("100mbit", 1e8)])
 def test_links(text, speed):
-    assert plan.bits(text) == speed
+    assert link.bits(text) == speed
 
 
 @pytest.mark.parametrize("text", ["", "fast", "0gbit", "1g", "-1gbit"])
 def test_a_link_that_is_none(text):
     with pytest.raises(BadInput, match="such as 1gbit"):
-        plan.bits(text)
+        link.bits(text)
 
 
 def test_the_text_names_the_cure_where_nothing_fits(config, capsys, monkeypatch):
-    monkeypatch.setattr(plan, "_host_memory", lambda: 64 << 20)
+    monkeypatch.setattr(resources, "_host_memory", lambda: 64 << 20)
     assert cli.main(["plan", str(config), "adapter=lora"]) == 0
     out = capsys.readouterr().out
     assert "does not fit" in out and "none of the strategies fits" in out
@@ -413,21 +417,21 @@ def test_the_link_is_what_was_measured_between_as_many_hosts(tmp_path, monkeypat
     """The slowest pair of the newest result; not the older one's, another cluster's, nor one that cannot be read."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    assert plan._link(None, 2) == (1e9, "assumed: nothing was measured", None)
+    assert link.of_run(None, 2) == (1e9, "assumed: nothing was measured", None)
     result(tmp_path / "runs/preflight", ["a", "b"], [941.0, 470.0], day=2)
     result(tmp_path / "runs/bench", ["a", "b"], [99.0], day=1)
     result(tmp_path / "runs/bench", ["a", "b", "c"], [9.0], day=3)
     (tmp_path / "runs/bench/baseline-x.json").write_text('{"hosts": ["a", "b"], "figures": 3}')
-    speed, source, hop = plan._link(None, 2)
+    speed, source, hop = link.of_run(None, 2)
     assert hop == 0.00025
     assert speed == pytest.approx(500e6)  # whose Ethernet carries 470
     assert source.startswith("measured 2023-11-") and "470 Mbit/s of the slowest pair" in source
     assert source.endswith("runs/preflight/baseline-22.json")
-    assert plan._link(None, 1)[1] == plan._link(None, 4)[1] == "assumed: nothing was measured"
-    assert plan._link("runs/bench/baseline-33.json", 2)[0] == pytest.approx(9e6 / 0.94)
-    assert plan._link("1gbit", 2) == (1e9, "", None)
+    assert link.of_run(None, 1)[1] == link.of_run(None, 4)[1] == "assumed: nothing was measured"
+    assert link.of_run("runs/bench/baseline-33.json", 2)[0] == pytest.approx(9e6 / 0.94)
+    assert link.of_run("1gbit", 2) == (1e9, "", None)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # which reports no speed
-    assert plan._link(None, 5)[1] == "assumed: nothing was measured"
+    assert link.of_run(None, 5)[1] == "assumed: nothing was measured"
     for other in ("runs/bench/baseline-x.json", "none.json"):
         with pytest.raises(BadInput, match=r"--link: .*expected a result of preflight.yml or bench.yml"):
-            plan._link(other, 2)
+            link.of_run(other, 2)

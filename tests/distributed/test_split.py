@@ -13,10 +13,11 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from trainer import cli
-from trainer.commands import plan
 from trainer.config import check_together, from_mapping
 from trainer.errors import BadInput
 from trainer.model.footprint import Footprint
+from trainer.plan import memory, proposal, resources
+from trainer.plan.resources import Place
 from trainer.strategies import split
 
 pytestmark = pytest.mark.distributed
@@ -183,12 +184,10 @@ def test_the_tensors_of_a_pass_are_moved(kind, connected, monkeypatch):
 # ---- the plan ----
 
 
-def place(*cards: int, host: int = 1 << 40, nodes: int = 1) -> plan.Place:
+def place(*cards: int, host: int = 1 << 40, nodes: int = 1) -> Place:
     """Hosts whose GPUs have so many MiB each, a rank a GPU under other strategies."""
     room = tuple(one << 20 for one in cards)
-    return plan.Place(
-        len(cards) * nodes, nodes, len(cards), torch.device("cuda"), room[0], host, 1e9, cards=room
-    )
+    return Place(len(cards) * nodes, nodes, len(cards), torch.device("cuda"), room[0], host, 1e9, cards=room)
 
 
 def model(layers: int, mib: int) -> Footprint:
@@ -201,11 +200,11 @@ def model(layers: int, mib: int) -> Footprint:
     )
 
 
-def proposed(found: Footprint, there: plan.Place) -> str | None:
+def proposed(found: Footprint, there: Place) -> str | None:
     config = from_mapping({"adapter": "lora", "quantize": "8bit"})
-    budgets = {name: plan.budget(name, config, found, there, 0) for name in plan.ORDER}
-    budgets["split"] = plan.split_budget(config, found, there, 0)
-    return plan.propose(budgets, there)
+    budgets = {name: memory.budget(name, config, found, there, 0) for name in memory.ORDER}
+    budgets["split"] = memory.split_budget(config, found, there, 0)
+    return proposal.propose(budgets, there)
 
 
 def test_it_is_planned_where_nothing_else_fits():
@@ -218,26 +217,26 @@ def test_it_is_planned_where_nothing_else_fits():
 
 def test_every_card_is_counted():
     there = place(8000, 4000, nodes=2)
-    budget = plan.split_budget(from_mapping({"adapter": "lora"}), model(12, 500), there, 7)
+    budget = memory.split_budget(from_mapping({"adapter": "lora"}), model(12, 500), there, 7)
     assert [card["weights"] >> 20 for card in budget.cards] == [4000, 2000]
     assert [card["activations"] >> 20 for card in budget.cards] == [8, 4]
-    assert all(card["overhead"] == plan.CONTEXT for card in budget.cards) and budget.host["overhead"] == 7
+    assert all(card["overhead"] == memory.CONTEXT for card in budget.cards) and budget.host["overhead"] == 7
     assert budget.fits(there) and not budget.fits(place(8000, 2000, nodes=2))
     assert budget.device == budget.cards[1]  # 4,608 of 8,000 MiB, and 2,604 of 4,000
     trained = dataclasses.replace(model(12, 500), trainable=12, gradients=48, layers=((500 << 20, 1),) * 12)
-    budget = plan.split_budget(from_mapping({}), trained, there, 0)
+    budget = memory.split_budget(from_mapping({}), trained, there, 0)
     assert [(card["gradients"], card["optimizer"]) for card in budget.cards] == [(32, 64), (16, 32)]
     assert budget.wire_bytes == 48
 
 
 def test_the_plan_s_text_has_a_table_for_each_card(material, capsys, monkeypatch):
-    monkeypatch.setattr(plan, "_cards", lambda device: [1 << 30, 2 << 30])
+    monkeypatch.setattr(resources, "_cards", lambda device: [1 << 30, 2 << 30])
     assert cli.main(["plan", str(material / "run.yaml"), "strategy=split"]) == 0
     out = capsys.readouterr().out
     assert "of 1,024 MiB of the GPU 0: fits" in out and "of 2,048 MiB of the GPU 1: fits" in out
     assert cli.main(["plan", str(material / "run.yaml"), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert len(answer["strategies"]["split"]["cards"]) == 2 and answer["proposed"] == "ddp"
-    monkeypatch.setattr(plan, "_cards", lambda device: [])
+    monkeypatch.setattr(resources, "_cards", lambda device: [])
     assert cli.main(["plan", str(material / "run.yaml"), "strategy=split"]) == 2
     assert "no rank has more than one" in capsys.readouterr().err

@@ -10,8 +10,10 @@ import torch
 
 from trainer import config
 from trainer.balance import AGAIN, REST, SETTLE, WINDOW, Balance, given, line, shares, solve
-from trainer.commands import plan, train
+from trainer.commands import train
 from trainer.errors import BadInput
+from trainer.plan import wire, work
+from trainer.plan.resources import Place
 
 
 def slowest(split, seconds):
@@ -352,7 +354,7 @@ def test_ranks_are_not_tried_again_before_the_last_trial_has_paid():
     ],
 )
 def test_plan_tells_the_shares_that_speeds_will_lead_to(keys, speeds, split, faster):
-    found = plan.share(config.from_mapping({"batch_size": 48, **keys}), 3, speeds)
+    found = work.share(config.from_mapping({"batch_size": 48, **keys}), 3, speeds)
     assert found["split"] == split and found["speed_up"] == (faster and pytest.approx(faster))
 
 
@@ -364,15 +366,15 @@ def test_plan_counts_the_passes_that_listed_shares_take(shares, more, passes, at
     """Ranks that keep step go through as many as by even shares; a larger share's are larger, but for compiled ones."""
     keys = {"batch_size": 48, "micro_batch_size": 4, "strategy": "fsdp", "balance": shares, **more}
     asked = config.from_mapping(keys)
-    assert plan.share(asked, 3, None)["at_once"] == at_once
-    place = plan.Place(3, 3, 1, torch.device("cpu"), 0, 0, 1e9)
-    assert plan.wire("fsdp", asked, place, 0, 0, 300) == passes * 300 * 2 // 3
+    assert work.share(asked, 3, None)["at_once"] == at_once
+    place = Place(3, 3, 1, torch.device("cpu"), 0, 0, 1e9)
+    assert wire.by_strategy("fsdp", asked, place, 0, 0, 300) == passes * 300 * 2 // 3
 
 
 @pytest.mark.parametrize("speeds", ["2,1", "2,1,0", "fast", "1,1,inf", ""])
 def test_speeds_that_cannot_be_are_refused(speeds):
     with pytest.raises(BadInput, match=r"--speeds: .*for each of the 3 ranks, by commas, such as 2,1,1"):
-        plan.share(config.from_mapping({"batch_size": 48}), 3, speeds)
+        work.share(config.from_mapping({"batch_size": 48}), 3, speeds)
 
 
 @pytest.mark.parametrize("grain", [1, 3])

@@ -11,9 +11,10 @@ from transformers import LlamaConfig
 
 from trainer import compress
 from trainer import config as configuration
-from trainer.commands import plan
 from trainer.model import footprint, load
 from trainer.model.loss import TokenLoss
+from trainer.plan import memory
+from trainer.plan.resources import Place
 from trainer.strategies import compressed, ddp
 from trainer.world import Circle
 
@@ -45,7 +46,7 @@ def world(monkeypatch):
 def test_plan_counts_what_a_way_holds_and_what_it_needs_while_it_codes(monkeypatch, world, comm):
     monkeypatch.setattr(compress, "exchange", lambda came, parts, group: came.copy_(parts))
     monkeypatch.setattr(ddp, "BUCKET_BYTES", 1 << 20)
-    monkeypatch.setattr(plan.ways, "BUCKET_BYTES", 1 << 20)
+    monkeypatch.setattr(memory.ways, "BUCKET_BYTES", 1 << 20)
     config = configuration.from_mapping({"comm": comm, "sequence_length": 16, "micro_batch_size": 1})
     model = load.unloaded(config, MODEL).float()
     with footprint.Tracker(model) as tracker:
@@ -57,14 +58,14 @@ def test_plan_counts_what_a_way_holds_and_what_it_needs_while_it_codes(monkeypat
             strategy.stepped(1, last=False)
             held = tracker.now
     found = footprint.measure(config, MODEL)
-    there = plan.Place(2, 2, 1, CPU, 0, 0, 1e9)
-    lines = plan.budget("ddp", config, found, there, 0).device
+    there = Place(2, 2, 1, CPU, 0, 0, 1e9)
+    lines = memory.budget("ddp", config, found, there, 0).device
     assert lines["left over"] == pytest.approx(held - found.gradients, rel=0.1)
     most = sum(lines[name] for name in ("left over", "compression", "activations", "loss and backward"))
     assert most == pytest.approx(tracker.peak - found.gradients, rel=0.15)
     # Where backward needs more than that, coding finds room when it is over.
     many = dataclasses.replace(found, activations=1 << 40)
-    assert plan.budget("ddp", config, many, there, 0).device["compression"] == 0
+    assert memory.budget("ddp", config, many, there, 0).device["compression"] == 0
 
 
 @pytest.mark.parametrize("comm", ["8bit", "powersgd"])

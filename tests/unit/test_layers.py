@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from trainer import config, environment
-from trainer.commands import plan
 from trainer.environment import rdma
 from trainer.model.footprint import Footprint
+from trainer.plan import memory, wire
+from trainer.plan.resources import Place
 from trainer.strategies import sharded
 from trainer.sums import Sum
 from trainer.world import World
@@ -91,13 +92,13 @@ def test_shards_go_inside_hosts_first_on_cpus_alone(monkeypatch, device, nodes, 
     ],
 )
 def test_plan_counts_those_who_exchange(device, ranks, name, among):
-    place = plan.Place(ranks, 2, -(-ranks // 2), torch.device(device), 0, 0, 1e9)
+    place = Place(ranks, 2, -(-ranks // 2), torch.device(device), 0, 0, 1e9)
     asked = config.from_mapping({"batch_size": 16, "micro_batch_size": 16})
     whole = {"ddp": 2000, "zero1": 4000, "zero2": 4000, "fsdp": 6000}[name]
-    assert plan.wire(name, asked, place, 1000, 2000, 1000) == pytest.approx(
+    assert wire.by_strategy(name, asked, place, 1000, 2000, 1000) == pytest.approx(
         whole * (among - 1) / among, abs=1
     )
-    assert plan._inside_first(name, place) is (among < ranks)
+    assert wire.inside_first(name, place) is (among < ranks)
 
 
 @pytest.mark.parametrize(("here", "more"), [(8, 8 * 7 / 15), (7, 7 * 8 / 15)])
@@ -107,16 +108,16 @@ def test_plan_counts_those_who_exchange(device, ranks, name, among):
 )
 def test_plan_counts_what_unlike_hosts_send_each_other(here, more, name, summed, gathered):
     """On CPUs each rank has its part of gradients from each other one itself, and weights by a ring."""
-    place = plan.Place(15, 2, here, torch.device("cpu"), 0, 0, 1e9)
+    place = Place(15, 2, here, torch.device("cpu"), 0, 0, 1e9)
     asked = config.from_mapping({"batch_size": 16, "micro_batch_size": 16})
-    assert plan.wire(name, asked, place, 1000, 2000, 1000) == pytest.approx(
+    assert wire.by_strategy(name, asked, place, 1000, 2000, 1000) == pytest.approx(
         summed * more + gathered * 14 / 15, abs=2
     )
     on_cards = dataclasses.replace(place, device=torch.device("cuda"))
-    assert plan.wire(name, asked, on_cards, 1000, 2000, 1000) == pytest.approx(
+    assert wire.by_strategy(name, asked, on_cards, 1000, 2000, 1000) == pytest.approx(
         (summed + gathered) * 14 / 15, abs=2
     )
-    assert not plan._inside_first(name, place)
+    assert not wire.inside_first(name, place)
 
 
 ROCE = {
@@ -273,13 +274,13 @@ def test_a_rank_that_keeps_off_the_wire_has_sent_nothing(monkeypatch, rank, node
     ],
 )
 def test_plan_counts_what_checkpoints_of_a_sharded_strategy_send(ranks, nodes, parts):
-    place = plan.Place(ranks, nodes, ranks // nodes, torch.device("cpu"), 0, 0, 1e9)
+    place = Place(ranks, nodes, ranks // nodes, torch.device("cpu"), 0, 0, 1e9)
     found = Footprint(**{field.name: 0 for field in dataclasses.fields(Footprint)} | {"trainable": 4800})
     found = dataclasses.replace(found, gradients=4 * 4800, tensors=(), trained=())
 
     def sends(name, **keys):
         asked = config.from_mapping({"batch_size": ranks, "steps": 1000, **keys})
-        return plan.budget(name, asked, found, place, 0).wire_bytes
+        return memory.budget(name, asked, found, place, 0).wire_bytes
 
     for name in ("zero1", "zero2", "fsdp", "offload", "infinity"):
         never = sends(name, checkpoint_every=0)

@@ -10,10 +10,13 @@ import torch
 from transformers import GPT2Config, LlamaConfig, Qwen3MoeConfig
 
 from trainer import config as configuration
-from trainer import room, ways
-from trainer.commands import plan, train
+from trainer import link, room, ways
+from trainer.commands import train
 from trainer.errors import BadInput
 from trainer.model import footprint
+from trainer.plan import proposal, report, resources, wire, work
+from trainer.plan.memory import KERNELS, Budget, budget, every
+from trainer.plan.resources import Place
 
 WIDE = LlamaConfig(
     vocab_size=500, hidden_size=64, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4
@@ -45,17 +48,15 @@ def asked(**keys):
 def needs(config, model, rows, strategy="ddp"):
     """Bytes by plan's own count."""
     config = dataclasses.replace(config, micro_batch_size=rows)
-    place = plan.Place(2, 2, 1, torch.device("cpu"), 1, 1, 1e9)
-    return sum(
-        plan.budget(strategy, config, footprint.measure(config, model), place, plan.KERNELS).device.values()
-    )
+    place = Place(2, 2, 1, torch.device("cpu"), 1, 1, 1e9)
+    return sum(budget(strategy, config, footprint.measure(config, model), place, KERNELS).device.values())
 
 
 @pytest.mark.parametrize("model", [WIDE, LONG], ids=["llama", "gpt2"])
 @pytest.mark.parametrize("keys", [{}, {"comm": "diloco"}, {"attention": "eager"}, {"loss_chunk": 0}])
 def test_what_is_told_without_counting_is_never_too_little(model, keys):
     config = asked(**keys)
-    assert room.at_most(config, model, 8) + plan.KERNELS > needs(config, model, 8)
+    assert room.at_most(config, model, 8) + KERNELS > needs(config, model, 8)
 
 
 def test_a_model_of_unknown_shape_is_counted():
@@ -105,7 +106,7 @@ def test_of_a_model_whose_inner_decoder_is_asked_the_memory_is_told():
 
 
 def test_a_rank_with_room_computes_as_many_as_it_was_told_to(monkeypatch):
-    monkeypatch.setattr(plan, "_host_memory", lambda: 4 << 30)
+    monkeypatch.setattr(resources, "_host_memory", lambda: 4 << 30)
     monkeypatch.setattr(footprint, "measure", None)  # nobody counts
     assert room.at_once(asked(), LONG, World(other=8)) == [8, 8]
 
@@ -113,7 +114,7 @@ def test_a_rank_with_room_computes_as_many_as_it_was_told_to(monkeypatch):
 def test_a_rank_without_room_for_one_sequence_is_refused_and_told_what_would_do(monkeypatch):
     config = asked()
     one = needs(config, LONG, 1)
-    monkeypatch.setattr(plan, "_host_memory", lambda: int(one / 1.2))
+    monkeypatch.setattr(resources, "_host_memory", lambda: int(one / 1.2))
     with pytest.raises(BadInput) as refused:
         room.at_once(config, LONG, World(other=8))
     text = str(refused.value)
@@ -130,10 +131,10 @@ def test_fewer_bits_are_advised_where_they_save_something():
         **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
     )
     for model, advised in ((WIDE, True), (experts, False)):
-        assert ("quantize: 4bit" in plan.cures(config, footprint.measure(config, model))) == advised
+        assert ("quantize: 4bit" in proposal.cures(config, footprint.measure(config, model))) == advised
     for keys in ({"adapter": "none"}, {"quantize": "4bit"}):
         other = dataclasses.replace(config, **keys)
-        assert "quantize: 4bit" not in plan.cures(other, footprint.measure(other, WIDE))
+        assert "quantize: 4bit" not in proposal.cures(other, footprint.measure(other, WIDE))
 
 
 def test_a_strategy_that_would_fit_is_named(monkeypatch):
@@ -143,7 +144,7 @@ def test_a_strategy_that_would_fit_is_named(monkeypatch):
         vocab_size=500, hidden_size=512, intermediate_size=2048, num_hidden_layers=8, num_attention_heads=8
     )
     between = (needs(config, model, 1) + 1.15 * needs(config, model, 1, "fsdp")) / 2
-    monkeypatch.setattr(plan, "_host_memory", lambda: int(between / 1.15))
+    monkeypatch.setattr(resources, "_host_memory", lambda: int(between / 1.15))
     with pytest.raises(BadInput, match=r"What would help: strategy: (zero1|zero2|fsdp)"):
         room.at_once(config, model, World(other=8))
 
@@ -168,33 +169,31 @@ def test_what_a_lossy_comm_keeps_is_the_first_to_go_and_no_strategy_goes_with_it
     exact, least = needs(asked(sequence_length=16), HEAVY, 1), needs(config, HEAVY, 1, "fsdp")
     assert needs(config, HEAVY, 1) > 1.2 * exact
     memory = {"exact": exact, "fsdp": (exact + least) // 2, None: least // 8}[fits]
-    monkeypatch.setattr(plan, "_host_memory", lambda: memory)
+    monkeypatch.setattr(resources, "_host_memory", lambda: memory)
     with pytest.raises(BadInput, match=f"What would help: {cure}"):
         room.at_once(config, HEAVY, World(other=8))
 
 
 def test_one_rank_whose_single_micro_batch_fits_is_not_refused_for_that_several_would_not(monkeypatch):
     config = asked(sequence_length=96, batch_size=2, micro_batch_size=2)
-    place = plan.Place(1, 1, 1, torch.device("cpu"), 1, 1, 1e9)
+    place = Place(1, 1, 1, torch.device("cpu"), 1, 1, 1e9)
 
     def takes(rows):
         one = dataclasses.replace(config, micro_batch_size=rows)
-        return sum(
-            plan.budget("ddp", one, footprint.measure(one, HEAVY), place, plan.KERNELS).device.values()
-        )
+        return sum(budget("ddp", one, footprint.measure(one, HEAVY), place, KERNELS).device.values())
 
     several, single = takes(1), takes(2)
     assert several > 1.02 * single
-    monkeypatch.setattr(plan, "_host_memory", lambda: int((several + single) / 2 / room.DOUBT))
+    monkeypatch.setattr(resources, "_host_memory", lambda: int((several + single) / 2 / room.DOUBT))
     alone = World(other=2, size=1, firsts=[0], hosts=["desktop"], gather=lambda own: [own])
     assert room.at_once(config, HEAVY, alone) == [2]
-    monkeypatch.setattr(plan, "_host_memory", lambda: int(0.98 * single / room.DOUBT))
+    monkeypatch.setattr(resources, "_host_memory", lambda: int(0.98 * single / room.DOUBT))
     with pytest.raises(BadInput, match="a step of a single sequence needs about"):
         room.at_once(config, HEAVY, alone)
 
 
 def budgets(**sizes):
-    return {name: plan.Budget(name, {"all": size}, {}, 0, 1.0) for name, size in sizes.items()}
+    return {name: Budget(name, {"all": size}, {}, 0, 1.0) for name, size in sizes.items()}
 
 
 @pytest.mark.parametrize(
@@ -208,15 +207,15 @@ def budgets(**sizes):
 )
 def test_a_plan_proposes_no_strategy_with_a_lossy_comm_that_refuses_it(memory, said):
     config = asked(comm="8bit")
-    place = plan.Place(2, 2, 1, torch.device("cpu"), memory, memory, 1e9)
-    proposed, comm = plan.propose_both(config, budgets(ddp=120, zero1=80), budgets(ddp=100)["ddp"], place)
+    place = Place(2, 2, 1, torch.device("cpu"), memory, memory, 1e9)
+    proposed, comm = proposal.propose_both(config, budgets(ddp=120, zero1=80), budgets(ddp=100)["ddp"], place)
     answer = {
         "proposed": proposed,
         "proposed_comm": comm,
         "strategy": "ddp",
         "proposed_micro_batch_size": None,
     }
-    assert plan._proposal(config, footprint.measure(config, WIDE), answer).startswith(said)
+    assert report._proposal(config, footprint.measure(config, WIDE), answer).startswith(said)
 
 
 def test_a_plan_marks_the_ways_that_have_no_room():
@@ -229,27 +228,27 @@ def test_a_plan_marks_the_ways_that_have_no_room():
         "from_random": False,
         "ways": {"exact": {**way, "fits": True}, "diloco": {**way, "fits": False}},
     }
-    *_, exact, diloco = plan._less(answer)
+    *_, exact, diloco = report._less(answer)
     assert "does not fit" not in exact and diloco.endswith("; does not fit")
-    *_, diloco = plan._less(answer | {"from_random": True})
+    *_, diloco = report._less(answer | {"from_random": True})
     assert ways.FROM_RANDOM in diloco and ways.PRICE["diloco"] not in diloco
     assert "10% of the step computes" in diloco
     codes = {"exact": {**way, "fits": True}, "8bit": {**way, "coding_seconds": 10.0, "fits": True}}
-    assert "5% of the step computes" in plan._less(answer | {"ways": codes})[-1]
+    assert "5% of the step computes" in report._less(answer | {"ways": codes})[-1]
 
 
 def test_a_plan_of_shards_says_what_makes_sending_less():
     sends = {"strategies": {"fsdp": {"wire_seconds": 9.0}}, "strategy": "fsdp", "passes": 4, "ranks": 2}
-    *_, said = plan._less(sends | {"estimate": {"compute_seconds": 1.0}})
+    *_, said = report._less(sends | {"estimate": {"compute_seconds": 1.0}})
     assert said == f"sending takes long: {ways.less('fsdp', 4)}"
-    assert plan._less(sends | {"estimate": {"compute_seconds": 20.0}}) == []
+    assert report._less(sends | {"estimate": {"compute_seconds": 20.0}}) == []
 
 
 @pytest.mark.parametrize(("device", "nodes", "codes"), [("cpu", 2, 10.0), ("cpu", 1, 0.0), ("cuda", 2, 2.0)])
 def test_a_plan_counts_what_coding_takes(device, nodes, codes):
     """An optimizer of a second; one host alone codes nothing but diloco's meetings."""
-    place = plan.Place(2, nodes, 2 // nodes, torch.device(device), 1, 1, 1e9)
-    found = plan._coding(asked(sync_every=50, checkpoint_every=0), place, 1.0)
+    place = Place(2, nodes, 2 // nodes, torch.device(device), 1, 1, 1e9)
+    found = wire.coding(asked(sync_every=50, checkpoint_every=0), place, 1.0)
     assert found["powersgd"] == codes and found["exact"] == 0
     assert found["diloco"] == pytest.approx(ways.CODING[device]["diloco"] / 50)
 
@@ -257,16 +256,16 @@ def test_a_plan_counts_what_coding_takes(device, nodes, codes):
 def test_offloaded_weights_and_gradients_take_powers_of_two_of_a_host_with_gpus():
     """torch's pinned memory comes so: 1,000 MiB of small layers may take 1,400."""
     found = footprint.measure(asked(), LONG)
-    place = plan.Place(2, 2, 1, torch.device("cuda"), 1 << 40, 1 << 40, 1e9)
+    place = Place(2, 2, 1, torch.device("cuda"), 1 << 40, 1 << 40, 1e9)
     parts = [-(-size // 2) for size, count in found.tensors for _ in range(count)]
     taken = sum(2 ** math.ceil(math.log2(one)) for one in parts)
-    host = plan.budget("offload", asked(), found, place, 0).host
+    host = budget("offload", asked(), found, place, 0).host
     assert sum(parts) == pytest.approx(found.weights / 2, rel=0.01) and found.trained == found.tensors
     assert host["weights"] + host["gradients"] + host["pinned"] == pytest.approx(2 * taken, rel=0.01)
     assert host["pinned"] > 0.1 * host["weights"]
     there = dataclasses.replace(place, device=torch.device("cpu"))
-    assert "pinned" not in plan.budget("offload", asked(), found, there, 0).host
-    assert "pinned" not in plan.budget("fsdp", asked(), found, place, 0).host
+    assert "pinned" not in budget("offload", asked(), found, there, 0).host
+    assert "pinned" not in budget("fsdp", asked(), found, place, 0).host
 
 
 def test_gradients_that_come_as_activations_go_count_by_what_they_add():
@@ -274,9 +273,9 @@ def test_gradients_that_come_as_activations_go_count_by_what_they_add():
 
     def counted(ranks=1, **keys):
         config = asked(**{"batch_size": 8, **keys})
-        place = plan.Place(ranks, ranks, 1, torch.device("cpu"), 1, 1, 1e9)
+        place = Place(ranks, ranks, 1, torch.device("cpu"), 1, 1, 1e9)
         found = footprint.measure(config, LONG)
-        return plan.budget("ddp", config, found, place, 0).device["gradients"] / found.gradients
+        return budget("ddp", config, found, place, 0).device["gradients"] / found.gradients
 
     assert counted() == 0
     assert counted(micro_batch_size=4) == counted(ranks=2) == 1
@@ -285,11 +284,11 @@ def test_gradients_that_come_as_activations_go_count_by_what_they_add():
 
 def test_a_way_is_counted_without_what_diloco_alone_has():
     """A run that leaves diloco may keep its keys: more fragments than parameters are no fault of it."""
-    place = plan.Place(2, 2, 1, torch.device("cpu"), 1, 1, 1e9)
+    place = Place(2, 2, 1, torch.device("cpu"), 1, 1, 1e9)
 
     def counted(**keys):
         config = asked(comm="8bit", **keys)
-        return plan.budget("ddp", config, footprint.measure(config, LONG), place, 0)
+        return budget("ddp", config, footprint.measure(config, LONG), place, 0)
 
     keys = {"diloco_fragments": 400, "diloco_overlap": 5, "sync_every": 5000}
     assert counted(**keys) == counted()
@@ -304,10 +303,10 @@ def test_a_way_is_counted_without_what_diloco_alone_has():
 def test_ddp_is_proposed_wherever_it_fits(dtype):
     """In 16 bits zero1 sends a quarter less, and has another curve."""
     config = asked(dtype=dtype)
-    place = plan.Place(2, 2, 1, torch.device("cpu"), 1 << 40, 1 << 40, 1e9)
-    all_of_them = plan.every(config, footprint.measure(config, LONG), place, 0)
+    place = Place(2, 2, 1, torch.device("cpu"), 1 << 40, 1 << 40, 1e9)
+    all_of_them = every(config, footprint.measure(config, LONG), place, 0)
     assert (all_of_them["zero1"].wire_bytes < all_of_them["ddp"].wire_bytes) == (dtype == "bfloat16")
-    assert plan.propose(all_of_them, place) == "ddp"
+    assert proposal.propose(all_of_them, place) == "ddp"
 
 
 @pytest.mark.parametrize(
@@ -322,17 +321,17 @@ def test_ddp_is_proposed_wherever_it_fits(dtype):
     ],
 )
 def test_ddp_with_fewer_sequences_is_proposed_where_else_frozen_weights_would_travel(keys, there, rows):
-    place = dataclasses.replace(plan.Place(2, 2, 1, torch.device("cpu"), 350, 350, 1e9), **there)
+    place = dataclasses.replace(Place(2, 2, 1, torch.device("cpu"), 350, 350, 1e9), **there)
     config = asked(**{"adapter": "lora", **keys})
 
     def ddp(rows):
-        return plan.Budget("ddp", {"all": 100 * rows}, {}, 0, 0.0)
+        return Budget("ddp", {"all": 100 * rows}, {}, 0, 0.0)
 
     for proposed in ("fsdp", "offload", None):
-        assert plan.ddp_with_fewer(config, place, proposed, ddp) == rows
-    assert plan.ddp_with_fewer(config, place, "zero1", ddp) is None
+        assert proposal.ddp_with_fewer(config, place, proposed, ddp) == rows
+    assert proposal.ddp_with_fewer(config, place, "zero1", ddp) is None
     tiny = dataclasses.replace(place, memory=50)
-    assert plan.ddp_with_fewer(config, tiny, "fsdp", ddp) is None  # not even with one
+    assert proposal.ddp_with_fewer(config, tiny, "fsdp", ddp) is None  # not even with one
     answer = {
         "proposed": "ddp",
         "proposed_comm": config.comm,
@@ -340,7 +339,7 @@ def test_ddp_with_fewer_sequences_is_proposed_where_else_frozen_weights_would_tr
         "proposed_micro_batch_size": rows,
     }
     if rows:
-        said = plan._proposal(
+        said = report._proposal(
             dataclasses.replace(config, strategy="fsdp"), footprint.measure(config, WIDE), answer
         )
         assert said.startswith(
@@ -365,16 +364,16 @@ def test_ddp_with_fewer_sequences_is_proposed_where_else_frozen_weights_would_tr
 def test_a_step_that_sends_for_longer_than_ranks_wait(device, seconds, keys, said):
     sends = {"wire_seconds": seconds}
     answer = {"strategy": "ddp", "strategies": {"ddp": sends}, "ways": {"exact": sends}}
-    place = plan.Place(3, 3, 1, torch.device(device), 1, 1, 1e9)
-    found = plan._patience(asked(**keys), place, answer)
+    place = Place(3, 3, 1, torch.device(device), 1, 1, 1e9)
+    found = report._patience(asked(**keys), place, answer)
     assert bool(found) == bool(said) and (not said or said in found[-1])
 
 
 def test_a_step_in_which_all_meet_sends_more_than_the_mean():
     way = {"wire_seconds": 8.0, "wire_bytes": 100, "most_bytes": 6000}
     answer = {"strategy": "ddp", "strategies": {"ddp": way}, "ways": {"diloco": way}}
-    place = plan.Place(3, 3, 1, torch.device("cuda"), 1, 1, 1e9)
-    (_, said) = plan._patience(asked(comm="diloco", sync_every=60), place, answer)
+    place = Place(3, 3, 1, torch.device("cuda"), 1, 1, 1e9)
+    (_, said) = report._patience(asked(comm="diloco", sync_every=60), place, answer)
     assert "a step sends for 480 s" in said
 
 
@@ -383,11 +382,11 @@ def test_a_plan_says_that_frozen_weights_want_to_be_forced_over_a_slow_link(monk
         "strategy": "fsdp",
         "strategies": {"fsdp": {"wire_seconds": 26.0}, "ddp": {"wire_seconds": 1.0}},
     }
-    slow, fast = (plan.Place(3, 3, 1, torch.device("cpu"), 1, 1, speed) for speed in (1e9, 10e9))
+    slow, fast = (Place(3, 3, 1, torch.device("cpu"), 1, 1, speed) for speed in (1e9, 10e9))
 
     def forced(config, place, **other):
-        wants = [name for name in answer["strategies"] if plan.wants_force(name, config, place)]
-        return plan._forced({**answer, "proposed": None, "want_force": wants, **other})
+        wants = [name for name in answer["strategies"] if proposal.wants_force(name, config, place)]
+        return report._forced({**answer, "proposed": None, "want_force": wants, **other})
 
     (said,) = forced(asked(**LORA), slow)
     assert "26.0 s a step over this link" in said and "force_strategy: true" in said
@@ -399,9 +398,9 @@ def test_a_plan_says_that_frozen_weights_want_to_be_forced_over_a_slow_link(monk
     assert forced(asked(**LORA), dataclasses.replace(slow, row=True)) == []
     # One that is proposed wants it no less, and what would help says so.
     assert forced(ddp, slow, strategy="ddp", proposed="fsdp") == [said]
-    assert plan.switch(ddp, "fsdp", "auto", slow) == ["strategy: fsdp and force_strategy: true"]
-    assert plan.switch(ddp, "fsdp", "auto", fast) == ["strategy: fsdp"]
-    assert plan.switch(asked(**LORA), "fsdp", "auto", slow) == []
+    assert proposal.switch(ddp, "fsdp", "auto", slow) == ["strategy: fsdp and force_strategy: true"]
+    assert proposal.switch(ddp, "fsdp", "auto", fast) == ["strategy: fsdp"]
+    assert proposal.switch(asked(**LORA), "fsdp", "auto", slow) == []
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     assert forced(asked(**LORA), slow) == []
 
@@ -421,15 +420,15 @@ def test_a_plan_says_that_frozen_weights_want_to_be_forced_over_a_slow_link(monk
     ],
 )
 def test_a_plan_says_what_makes_another_curve_on_whatever_link(keys, ranks, said):
-    place = plan.Place(ranks, ranks, 1, torch.device("cpu"), 1, 1, 1e9)
-    found = plan._curve(asked(**keys), place, {"from_random": True})
+    place = Place(ranks, ranks, 1, torch.device("cpu"), 1, 1, 1e9)
+    found = report._curve(asked(**keys), place, {"from_random": True})
     assert len(found) == bool(said) and said in "".join(found)
 
 
 def test_one_host_codes_nothing_and_pays_nothing_but_for_diloco():
-    here, answer = plan.Place(2, 1, 2, torch.device("cpu"), 1, 1, 1e9), {"from_random": False}
-    assert plan._curve(asked(comm="8bit"), here, answer) == []
-    (said,) = plan._curve(asked(comm="diloco"), here, answer)
+    here, answer = Place(2, 1, 2, torch.device("cpu"), 1, 1, 1e9), {"from_random": False}
+    assert report._curve(asked(comm="8bit"), here, answer) == []
+    (said,) = report._curve(asked(comm="diloco"), here, answer)
     assert "comm: diloco (another curve" in said
 
 
@@ -459,8 +458,8 @@ def test_frozen_weights_stay_off_a_slow_wire_where_they_can(monkeypatch, keys, g
     if memory == "of one sequence":
         memory = needs(config, WIDE, 2)
         assert memory < needs(config, WIDE, config.micro_batch_size)
-    monkeypatch.setattr(plan, "_host_memory", lambda: memory)
-    monkeypatch.setattr(plan, "interface_speed", lambda: gigabits and gigabits * 1e9)
+    monkeypatch.setattr(resources, "_host_memory", lambda: memory)
+    monkeypatch.setattr(link, "interface_speed", lambda: gigabits and gigabits * 1e9)
     world = World(gather=lambda own: [own, own])
     told = []
     monkeypatch.setattr(room, "log", told.append)
@@ -487,8 +486,8 @@ def test_frozen_weights_stay_off_a_slow_wire_where_they_can(monkeypatch, keys, g
     ],
 )
 def test_a_host_whose_speed_nobody_knows_is_not_taken_for_a_fast_one(monkeypatch, speeds, unknown):
-    monkeypatch.setattr(plan, "_host_memory", lambda: 1 << 40)
-    monkeypatch.setattr(plan, "interface_speed", lambda: speeds[0])
+    monkeypatch.setattr(resources, "_host_memory", lambda: 1 << 40)
+    monkeypatch.setattr(link, "interface_speed", lambda: speeds[0])
     other = iter([False, speeds[1] or 0.0, True])  # RDMA, its speed, whether ddp has room
     told = []
     monkeypatch.setattr(room, "log", told.append)
@@ -503,7 +502,7 @@ def test_a_host_whose_speed_nobody_knows_is_not_taken_for_a_fast_one(monkeypatch
 
 
 def test_hosts_by_name_alone_have_no_slow_wire(monkeypatch):
-    monkeypatch.setattr(plan, "_host_memory", lambda: 1 << 40)
+    monkeypatch.setattr(resources, "_host_memory", lambda: 1 << 40)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     room.refuse_frozen_weights_on_a_slow_wire(
         asked(**LORA), WIDE, World(gather=lambda own: [own, own]), goes_on=False
@@ -518,14 +517,14 @@ def test_a_wireless_interface_tells_no_speed_and_is_a_slow_one(monkeypatch, tmp_
     told = {}
     for name in ("wlan0", "eth0", "tun0", "gone", ""):
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", name)
-        told[name] = plan.interface_speed(tmp_path)
-    assert told == {"wlan0": plan.WIRELESS, "eth0": 10e9, "tun0": None, "gone": None, "": None}
-    assert plan.WIRELESS < plan.SLOW_LINK
+        told[name] = link.interface_speed(tmp_path)
+    assert told == {"wlan0": link.WIRELESS, "eth0": 10e9, "tun0": None, "gone": None, "": None}
+    assert link.WIRELESS < link.SLOW
 
 
 def test_a_run_that_goes_on_with_other_hosts_is_warned(monkeypatch, capsys):
-    monkeypatch.setattr(plan, "_host_memory", lambda: 1 << 40)
-    monkeypatch.setattr(plan, "interface_speed", lambda: 1e9)
+    monkeypatch.setattr(resources, "_host_memory", lambda: 1 << 40)
+    monkeypatch.setattr(link, "interface_speed", lambda: 1e9)
     for attempt in (1, 2):
         later = SimpleNamespace(local_world_size=1, attempt=attempt)
         world = World(gather=lambda own: [own, own], environment=later)
@@ -538,8 +537,8 @@ def test_a_run_that_goes_on_with_other_hosts_is_warned(monkeypatch, capsys):
 
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_model_that_cannot_be_counted_wants_to_be_forced_on_a_slow_wire(monkeypatch, capsys, goes_on):
-    monkeypatch.setattr(plan, "_host_memory", lambda: 1 << 40)
-    monkeypatch.setattr(plan, "interface_speed", lambda: 1e9)
+    monkeypatch.setattr(resources, "_host_memory", lambda: 1 << 40)
+    monkeypatch.setattr(link, "interface_speed", lambda: 1e9)
     here = SimpleNamespace(local_world_size=1, attempt=1)
     world = World(gather=lambda own: [own, own], environment=here)
 
@@ -560,7 +559,7 @@ def test_a_model_that_cannot_be_counted_wants_to_be_forced_on_a_slow_wire(monkey
 
 
 def test_more_fragments_than_parameters_are_refused_before_weights_are_loaded(monkeypatch):
-    monkeypatch.setattr(plan, "_host_memory", lambda: 1)  # so little that all is counted
+    monkeypatch.setattr(resources, "_host_memory", lambda: 1)  # so little that all is counted
     keys = {"comm": "diloco", "sync_every": 500, "diloco_fragments": 400}
     with pytest.raises(BadInput, match="diloco_fragments: found 400; expected no more than"):
         room.at_once(asked(**keys), LONG, World(other=8))
@@ -576,7 +575,7 @@ def test_another_strategy_of_a_run_that_goes_on_is_asked_as_a_new_one():
 
 def test_a_rank_with_room_for_some_computes_so_many_at_once(monkeypatch, capsys):
     config = asked()
-    monkeypatch.setattr(plan, "_host_memory", lambda: needs(config, LONG, 3) + (1 << 20))
+    monkeypatch.setattr(resources, "_host_memory", lambda: needs(config, LONG, 3) + (1 << 20))
     assert room.at_once(config, LONG, World(other=8)) == [3, 8]
     said = capsys.readouterr().out
     assert "micro_batch_size 8 needs more memory" in said and "rank 0 on desktop 3" in said
@@ -595,16 +594,16 @@ def test_a_rank_that_keeps_step_may_compute_more_at_once_as_far_as_it_has_room(m
     for other in ({"balance": "even"}, {"compile": True}, {"strategy": "ddp"}, {"balance": "4,12"}):
         assert room._most(asked(**{**keys, **other}), World()) == 2
     assert room._most(asked(**keys, balance="12,4"), World()) == 3  # in four micro-batches, too
-    shares = plan.share(asked(**keys, balance="12,4"), 2, None)
+    shares = work.share(asked(**keys, balance="12,4"), 2, None)
     assert shares["split"] == [12, 4] and shares["at_once"] == 3
-    there = plan.Place(2, 2, 1, torch.device("cpu"), 1, 1, 1e9)
-    assert plan._passes(asked(**keys, balance="12,4"), there) == 4
-    assert plan._passes(asked(**keys, balance="12,4", compile=True), there) == 6
-    monkeypatch.setattr(plan, "_host_memory", lambda: 1 << 40)
+    there = Place(2, 2, 1, torch.device("cpu"), 1, 1, 1e9)
+    assert wire.passes(asked(**keys, balance="12,4"), there) == 4
+    assert wire.passes(asked(**keys, balance="12,4", compile=True), there) == 6
+    monkeypatch.setattr(resources, "_host_memory", lambda: 1 << 40)
     assert room.at_once(config, LONG, World(other=4)) == [4, 4]
     four = needs(config, LONG, 4, "zero1")
     for memory, size in ((1.1 * four, 3), (1.2 * four, 4)):
-        monkeypatch.setattr(plan, "_host_memory", lambda memory=memory: int(memory))
+        monkeypatch.setattr(resources, "_host_memory", lambda memory=memory: int(memory))
         assert room.at_once(config, LONG, World(other=2)) == [size, 2]
 
 
@@ -615,7 +614,7 @@ def test_what_there_is_room_for_is_found_between_two_doublings(monkeypatch):
     assert room._most(config, World()) == 15
     for rows in (8, 11, 12, 14, 15):
         memory = int(needs(config, LONG, rows, "zero1") * room.DOUBT) + (1 << 20)
-        monkeypatch.setattr(plan, "_host_memory", lambda memory=memory: memory)
+        monkeypatch.setattr(resources, "_host_memory", lambda memory=memory: memory)
         assert room.at_once(config, LONG, World(other=8)) == [rows, 8]
 
 
@@ -650,7 +649,7 @@ def test_what_a_host_has_in_memory_before_its_gpus_have_the_model(strategy, keys
     stored = copy.deepcopy(WIDE)
     stored.dtype = torch.bfloat16
     found = footprint.measure(config, stored, "cuda")
-    place = plan.Place(2, 2, 1, torch.device("cuda"), 1 << 40, 1 << 40, 1e9)
-    host = plan.budget(strategy, config, found, place, 0).host
+    place = Place(2, 2, 1, torch.device("cuda"), 1 << 40, 1 << 40, 1e9)
+    host = budget(strategy, config, found, place, 0).host
     assert (sum(host.values()) == found.weights) == loads, host
     assert host.get("while loading", 0) == (found.weights - host["checkpoint"] if loads else 0)

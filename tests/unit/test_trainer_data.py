@@ -20,11 +20,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from trainer.commands import plan
 from trainer.config import check_together, from_mapping
 from trainer.data import cache, files, hub, index, pack, read, tokenizer
 from trainer.data import records as fields
 from trainer.errors import BadInput
+from trainer.plan import work
 
 
 def sampled(config):
@@ -1469,13 +1469,13 @@ def test_an_epoch_is_what_is_trained_on(tmp_path):
         ({"validation_split": 0.2}, 800),
         ({"validation": str(tmp_path / "b.jsonl")}, 1000),
     ):
-        assert plan.trained_on(from_mapping({**data, **held_out})) == (letters, letters // 100)
+        assert work.trained_on(from_mapping({**data, **held_out})) == (letters, letters // 100)
     for packing, file, steps in ((True, "a.jsonl", 1), (False, "a.jsonl", 5), (False, "a.txt", 1)):
         (tmp_path / "a.txt").write_text("a line\n\n" * 10)
         config = from_mapping({"dataset": str(tmp_path / file), "packing": packing, "batch_size": 2})
-        assert plan._epoch(config, *plan.trained_on(config)) == steps
+        assert work.steps_of_epoch(config, *work.trained_on(config)) == steps
     with pytest.raises(BadInput, match=r"validation: .*no such file"):
-        plan.trained_on(from_mapping({**data, "validation": "none.jsonl"}))
+        work.trained_on(from_mapping({**data, "validation": "none.jsonl"}))
 
 
 @pytest.mark.parametrize(

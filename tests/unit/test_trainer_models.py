@@ -1503,20 +1503,21 @@ def test_packed_layers_take_float32_as_a_matrix_under_autocast_does(kind, keys):
 def test_of_a_paged_optimizer_the_host_holds_what_the_card_has_no_room_for():
     from transformers import GPT2Config
 
-    from trainer.commands import plan
+    from trainer.plan import memory
+    from trainer.plan.resources import Place
 
     config = from_mapping({"optimizer": "paged_adamw", "vocab_size": 300})
     found = footprint.measure(config, GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=300))
-    whole = plan.Place(1, 1, 1, torch.device("cuda"), 1 << 40, 1 << 40, 1e9)
-    moments = plan.budget("ddp", config, found, whole, 0).device["optimizer"]
-    needs = sum(plan.budget("ddp", config, found, whole, 0).device.values())
+    whole = Place(1, 1, 1, torch.device("cuda"), 1 << 40, 1 << 40, 1e9)
+    moments = memory.budget("ddp", config, found, whole, 0).device["optimizer"]
+    needs = sum(memory.budget("ddp", config, found, whole, 0).device.values())
     assert moments == 8 * found.trainable
     for lacks, on_host in ((0, 0), (1000, 1000), (2 * moments, moments)):
         place = dataclasses.replace(whole, memory=needs - lacks)
-        one = plan.budget("ddp", config, found, place, 0)
+        one = memory.budget("ddp", config, found, place, 0)
         assert one.host["optimizer"] == on_host and one.device["optimizer"] == moments - on_host
         assert one.fits(place) is (lacks <= moments)
-        other = plan.budget("ddp", dataclasses.replace(config, optimizer="adamw"), found, place, 0)
+        other = memory.budget("ddp", dataclasses.replace(config, optimizer="adamw"), found, place, 0)
         assert other.fits(place) is (lacks == 0)
 
 
