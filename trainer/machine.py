@@ -7,7 +7,23 @@ from pathlib import Path
 
 import torch
 
+from trainer.environment import resident_bytes
 from trainer.world import World, versions
+
+
+def memory(devices: list[torch.device]) -> dict:
+    """This rank's memory in bytes: its accelerators', or the process's where it computes on the CPU."""
+    if devices[0].type == "cuda":
+        return {
+            "memory_allocated_bytes": sum(map(torch.cuda.memory_allocated, devices)),
+            "memory_reserved_bytes": sum(map(torch.cuda.memory_reserved, devices)),
+            "memory_peak_bytes": peak_bytes(devices),
+        }
+    return {
+        "memory_allocated_bytes": resident_bytes(),
+        "memory_reserved_bytes": None,
+        "memory_peak_bytes": peak_bytes(devices),
+    }
 
 
 def peak_bytes(devices: list[torch.device]) -> int:

@@ -7,16 +7,14 @@ import math
 import os
 import sys
 import time
-from collections import deque
 
 import torch
 from tqdm import tqdm
 
-from trainer import calibrate, checkpoint, machine, metrics, ways
-from trainer.compress import factor_bytes
-from trainer.config import Config, cut_rounds, early, few_steps, idle_keys
+from trainer import advice, calibrate, checkpoint, machine, metrics
+from trainer.config import Config
 from trainer.data.index import last_step
-from trainer.environment import StopSignal, resident_bytes
+from trainer.environment import StopSignal
 from trainer.errors import Diverged, Stopped, TrainerError
 from trainer.evaluate import evaluate
 from trainer.loop import (
@@ -25,14 +23,11 @@ from trainer.loop import (
     Run,
     StepReport,
     Wordless,
-    as_whole,
     epoch_has_ended,
-    epoch_steps,
     evaluation_is_due,
-    evaluations_left,
 )
 from trainer.metrics import Metrics, Status
-from trainer.model import flops
+from trainer.pace import Pace, recent_steps
 from trainer.profiler import Profiler
 from trainer.sinks import Sinks
 from trainer.words import span
@@ -41,22 +36,12 @@ from trainer.world import World, log
 LOG_EVERY = 10.0  # seconds between lines in the log
 SIGN_EVERY = 60.0  # seconds between signs of life in a step
 UNSAVED = 3  # checkpoints in a row that cannot be saved, after which a run ends over it
-SAVING_STEPS = 8  # the last ones of the same shares, which tell how much faster these are than even ones
-FAR_APART = 3600.0  # seconds between checkpoints that are worth a warning
-RATE_STEPS = 10  # whose mean is the speed that is shown, and the time left goes by
-LONGEST_ROUND = 500  # steps between two meetings of diloco's that these means go over
 RECENT_STEPS = 20  # whose mean says where a step's time goes
 SETTLED_STEPS = 2 * RECENT_STEPS  # of an attempt, after which those are as they will be: shares are found
 # Of the progress in a manifest: a release from before they were there reads the rest.
 APART = ("launch", "evaluated_step", "held_out")
 PASSED_OVER = 10  # batches in a row, and ways back to one checkpoint, before a run is called diverged
 CURE = "Cure: a lower lr, more warmup_steps, a grad_clip; then start again from the last checkpoint"
-
-
-def _recent_steps(run, least: int) -> int:
-    """How many of the last steps a mean goes over: where not each of them sends, those of a whole round."""
-    rounds = run.config.comm == "diloco" and run.world.size > 1
-    return max(least, min(run.config.sync_every, LONGEST_ROUND) if rounds else 1)
 
 
 class Recorder:
@@ -77,9 +62,7 @@ class Recorder:
         settings = dataclasses.asdict(run.config)
         self.sinks = Sinks(run.config, self.environment, settings, self._say, self.begun)
         self.profiler = Profiler(run.config.profile_steps, self.environment.run_dir, run.world.rank)
-        self.flops = flops.per_token(run.strategy.model)
-        peaks = run.world.gather(flops.peak(run.world.devices, run.config.dtype))
-        self.peak = None if None in peaks else sum(peaks)  # of all ranks, whose cards may differ
+        self.pace = Pace(run)
         self.saver = checkpoint.Saver(
             self.environment.run_dir,
             run.strategy,
@@ -98,15 +81,9 @@ class Recorder:
         self._returns = 0  # how often to that one
         self._warnings: dict[str, str] = {}  # by what they are about
         self._full: list[str] = []  # hosts whose disks take no lines
-        self._lasted: deque[tuple[int, float]] = deque(
-            maxlen=_recent_steps(run, RATE_STEPS)
-        )  # (tokens, seconds)
-        self._evaluation_seconds = 0.0  # the last one's
         self._signed = time.monotonic()  # when the last sign of life in a step was given
         self._steps = 0  # of this attempt
-        # (shares, seconds, how many more even ones would have taken) of steps.
-        self._saving: deque[tuple[list[int], float, float]] = deque(maxlen=SAVING_STEPS)
-        self._went = metrics.Went(_recent_steps(run, RECENT_STEPS))
+        self._went = metrics.Went(recent_steps(run, RECENT_STEPS))
         proposes = run.world.size > 1 and run.config.comm == "auto"
         self._steps_to_proposal = SETTLED_STEPS if proposes else 0
         before = map(json.loads, self.metrics.lines()) if self.metrics else ()
@@ -118,22 +95,9 @@ class Recorder:
         resumed = {"last_checkpoint": run.progress.step or None}
         cleared = {"warning": None, "reason": None}
         self.show(state="running", step=run.progress.step, steps=run.steps, **cleared, **resumed)
-        if run.world.idle_cards:
-            self._warn("cards", run.world.idle_cards)
-        if run.world.idle_rdma:
-            self._warn("rdma", run.world.idle_rdma)
-        if idle := idle_keys(run.config):
-            self._warn("idle", idle)
-        if run.world.size > 1 and (cut := cut_rounds(run.config, run.steps, epoch_steps(run))):
-            self._warn("rounds", cut)
-        if few := few_steps(run.config, run.index.sequences, run.steps):
-            self._warn("few", few)
-        if run.config.warmup_steps > run.steps:
-            self._warn(
-                "warmup",
-                f"warmup_steps is {run.config.warmup_steps} of {run.steps} steps, so that lr never comes to "
-                f"{run.peak_lr:g}: set it lower, 5 % of the steps or less",
-            )
+        for about, text in advice.at_the_start(run).items():
+            if text:
+                self._warn(about, text)
         self._tell_attempt()
 
     def _tell_attempt(self) -> None:
@@ -280,7 +244,7 @@ class Recorder:
             progress.best_loss, progress.best_step, progress.no_better = loss, progress.step, 0
         else:
             progress.no_better += 1
-        seconds = self._evaluation_seconds = time.perf_counter() - begin
+        seconds = self.pace.evaluation_seconds = time.perf_counter() - begin
         self._tell("eval", loss=loss if finite else None, best=better, seconds=seconds)
         if run.world.first:
             known = progress.best_loss is not None
@@ -300,22 +264,30 @@ class Recorder:
                 self.best_saved = progress.step  # it was there before the evaluation
 
     def after_step(self, report: StepReport) -> None:
-        """Write down one step."""
+        """Write down one step, and what it is the occasion for."""
         run, progress = self.run, self.run.progress
         self._tell_saved()
         self._tell_full(report)
-        self._lasted.append((report.tokens, report.step_seconds))
+        self.pace.add(report)
         self._steps += 1
         if self._steps == SETTLED_STEPS:
-            self._warn("far apart", self._far_apart())
-        speed = self._speed()
-        eta = self._left()
-        slowest = max(range(run.world.size), key=report.rank_seconds.__getitem__)
+            self._warn("far apart", advice.far_apart(self.pace))
+        speed, left = self.pace.speed(), self.pace.left()
         progress.epoch_loss += report.loss * report.tokens
         progress.epoch_tokens += report.tokens
         self.profiler.step()
         self._tell_shares()
         self._propose()
+        self._tell_step(report, speed, left)
+        if epoch_has_ended(run):
+            self._end_epoch(report.epoch)
+        self._say_how_far(report, speed, left)
+        if run.balance.stale and progress.step < run.steps:
+            self.calibrate()
+
+    def _tell_step(self, report: StepReport, speed: float, left: float) -> None:
+        """Write its line, and what status.json has of the last ones; speed: tokens a second, left: seconds."""
+        run, progress = self.run, self.run.progress
         figures = {
             "rank_seconds": report.rank_seconds,
             "rank_compression_seconds": report.rank_compression_seconds,
@@ -333,24 +305,25 @@ class Recorder:
             tokens=report.tokens,
             tokens_total=progress.tokens,
             tokens_per_second=report.tokens / report.step_seconds,
-            mfu=self._mfu(report),
+            mfu=self.pace.mfu(report),
             step_seconds=report.step_seconds,
             compute_seconds=report.compute_seconds,
             comm_seconds=report.comm_seconds,
             wire_bytes=run.strategy.wire_bytes,
             world_size=run.world.size,
             **metrics.by_rank(progress.step, self._steps == 1 or progress.step == run.steps, **figures),
-            **memory(run.world.devices),
+            **machine.memory(run.world.devices),
         )
         self._went.add({**told, **figures})
         self._trend.add(report.loss)
+        slowest = max(range(run.world.size), key=report.rank_seconds.__getitem__)
         self.show(
             step=progress.step,
             loss=report.loss,
             tokens_per_second=speed,
-            eta_seconds=eta,
+            eta_seconds=left,
             shares=report.shares,
-            speed_up=self._speed_up(report),
+            speed_up=self.pace.speed_up(report),
             parts=lambda: {
                 **self._went.means(),
                 "ranks": run.world.hosts,
@@ -364,8 +337,10 @@ class Recorder:
                 "seconds": report.rank_seconds[slowest],
             },
         )
-        if epoch_has_ended(run):
-            self._end_epoch(report.epoch)
+
+    def _say_how_far(self, report: StepReport, speed: float, left: float) -> None:
+        """By the progress bar, or by a line now and then."""
+        run, progress = self.run, self.run.progress
         now = time.monotonic()
         if self.bar is not None:
             self.bar.set_postfix_str(f"loss {report.loss:.4f}, {speed:,.0f} tokens/s", refresh=False)
@@ -374,59 +349,8 @@ class Recorder:
             self._logged = now
             self._say(
                 f"step {progress.step}/{run.steps}  loss {report.loss:.4f}  lr {report.lr:.2e}  "
-                f"{speed:,.0f} tokens/s  {span(eta)} left"
+                f"{speed:,.0f} tokens/s  {span(left)} left"
             )
-        if run.balance.stale and progress.step < run.steps:
-            self.calibrate()
-
-    def _seconds(self) -> float:
-        """What a step takes, of late."""
-        return sum(seconds for _, seconds in self._lasted) / len(self._lasted) if self._lasted else 0.0
-
-    def _speed(self) -> float:
-        """Tokens a second, of late: of all these steps, for one may have far more with a loss than the next."""
-        tokens, seconds = map(sum, zip(*self._lasted, strict=True))
-        return tokens / seconds
-
-    def _left(self) -> float:
-        """Seconds to the end of the run, by what steps and evaluations have taken."""
-        steps = self.run.steps - self.run.progress.step
-        return steps * self._seconds() + evaluations_left(self.run) * self._evaluation_seconds
-
-    def _far_apart(self) -> str | None:
-        """What a fault would cost where checkpoints are far apart; None where that is bearable."""
-        config, left = self.run.config, self.run.steps - self.run.progress.step
-        most = epoch_steps(self.run) if config.checkpoint_epochs else left
-        seconds = min(config.checkpoint_every or left, most, left) * self._seconds()
-        if config.checkpoint_minutes or seconds <= FAR_APART:
-            return None
-        half, cure = FAR_APART / 2, "checkpoint_minutes=30"
-        if config.comm == "diloco":  # whose rounds it ends, and the curve is not to go by the clock
-            round_seconds = config.sync_every * self._seconds()
-            cure = f"checkpoint_every={config.sync_every * max(1, round(half / round_seconds))}"
-            half = max(half, round_seconds)
-        return (
-            f"checkpoints are {span(seconds)} apart, and a fault costs the steps since the last one: "
-            f"{cure} makes one every {'half hour' if half == FAR_APART / 2 else span(half)}"
-        )
-
-    def _speed_up(self, report: StepReport) -> dict | None:
-        """How much faster the steps are than with even shares; None if they are.
-
-        {expected, got, speeds}: by what is known of the ranks' speeds; by the last steps of these shares, of which each
-        tells what even ones would have taken (Balance.saved), None where steps do not; and those speeds.
-        """
-        balance = self.run.balance
-        if list(report.shares) == balance.even or not balance.speeds:
-            return None
-        full = as_whole(self.run)  # the balance counts whole sequences
-        saved = balance.saved([seconds * full for seconds in report.rank_seconds], report.shares)
-        if saved is not None:
-            self._saving.append((report.shares, report.step_seconds, saved / full))
-        alike = [(seconds, more) for shares, seconds, more in self._saving if shares == report.shares]
-        taken = sum(seconds for seconds, _ in alike)
-        got = (taken + sum(more for _, more in alike)) / taken if alike else None
-        return {"expected": balance.gain, "got": got, "speeds": balance.speeds}
 
     def calibrate(self) -> None:
         """Try the ranks' memory, and their speeds, which the next step's shares follow, unless these are set.
@@ -450,20 +374,8 @@ class Recorder:
     def _tell_shares(self) -> None:
         """Write down that the next step's shares are others than those told last."""
         balance, before = self.run.balance, self._told_shares
-        if balance.wants and not self._told_wants:
+        if not self._told_wants and (text := advice.larger_micro_batches(self.run)):
             self._told_wants = True
-            config = self.run.config
-            text = (
-                f"these ranks' speeds differ, and with {config.strategy} all ranks go through as many micro-batches: "
-                f"by speed, one would compute {balance.wants} sequences at once, and "
-                + (
-                    f"compile: true keeps all at {config.micro_batch_size}; with micro_batch_size: {balance.wants} it "
-                    "would"
-                    if config.compile
-                    else "has no memory for so many; gradient_checkpointing: true needs less"
-                )
-                + " (docs/slow-networks.md)"
-            )
             self._advise(text)
         if balance.split == before:
             return
@@ -480,13 +392,7 @@ class Recorder:
         self._steps_to_proposal -= 1
         if self._steps_to_proposal != 0:
             return
-        run, parts = self.run, self._went.means()
-        if run.config.strategy == "ddp":
-            text = self._another_way(parts)
-        else:
-            passes = run.balance.passes if run.strategy.lockstep else 1
-            text = ways.proposal_of_others(parts, run.config.strategy, passes)
-        self._advise(text)
+        self._advise(advice.another_way(self.pace, self._went.means()))
 
     def _advise(self, text: str | None) -> None:
         """Say what would be faster, if anything."""
@@ -496,33 +402,6 @@ class Recorder:
             if self.run.world.first:
                 self._say(text)
         self.show(advice=". ".join(self._advice) or None)
-
-    def _another_way(self, parts: dict) -> str | None:
-        """As ways.proposal, of steps whose time went as `parts` tells."""
-        run = self.run
-        trained = list(run.strategy.trainable.values())
-        sizes = [4 * one.numel() for one in trained]
-        gradients = sum(sizes)
-        factors = factor_bytes(trained, run.config.powersgd_rank)
-        size, every, hosts = run.world.size, run.config.sync_every, len(run.world.firsts)
-        row = run.world.layers() is None
-        meeting = early(run.config, epoch_steps(run), 60 / self._seconds())
-        meets, saves = ways.rhythm(every, *meeting, last=run.steps)
-        slowest = max(range(size), key=parts["compute"].__getitem__)
-        # A rank that is short of memory computes fewer at once.
-        passes = -(
-            -run.balance.split[slowest] // min(run.config.micro_batch_size, run.balance.at_once[slowest])
-        )
-        return ways.proposal(
-            parts,
-            ways.sent(gradients, factors, size, meets, hosts, row),
-            meets,
-            ways.saved(gradients, size, saves, hosts, row),
-            ways.advised(run.config.dtype, bool(run.router_coef), run.from_random),
-            ways.behind_backward(parts["compute"][slowest] / passes, len(run.strategy.buckets)),
-            run.world.device.type,
-            sizes,
-        )
 
     def _end_epoch(self, epoch: int) -> None:
         """Write the mean loss of the epoch's tokens; a last, unfinished epoch has its line too."""
@@ -692,15 +571,6 @@ class Recorder:
         if self.bar is not None:
             self.bar.refresh()
 
-    def _mfu(self, report: StepReport) -> float | None:
-        """The share of all ranks' peak that the model's work makes (model/flops.py).
-
-        Tokens without a loss are computed, too.
-        """
-        if self.peak is None:
-            return None
-        return report.computed * self.flops / (report.step_seconds * self.peak)
-
     def __enter__(self) -> "Recorder":
         return self
 
@@ -775,21 +645,6 @@ def progress_in(manifest: dict) -> Progress:
     # What was due before its step was noted had been done before a checkpoint was begun.
     apart = {"launch": "", "evaluated_step": manifest["step"], "held_out": None}
     return Progress(**manifest["progress"], **{name: manifest.get(name, apart[name]) for name in APART})
-
-
-def memory(devices: list[torch.device]) -> dict:
-    """This rank's memory in bytes: its accelerators', or the process's where it computes on the CPU."""
-    if devices[0].type == "cuda":
-        return {
-            "memory_allocated_bytes": sum(map(torch.cuda.memory_allocated, devices)),
-            "memory_reserved_bytes": sum(map(torch.cuda.memory_reserved, devices)),
-            "memory_peak_bytes": machine.peak_bytes(devices),
-        }
-    return {
-        "memory_allocated_bytes": resident_bytes(),
-        "memory_reserved_bytes": None,
-        "memory_peak_bytes": machine.peak_bytes(devices),
-    }
 
 
 def hosts(world: World) -> dict:

@@ -154,7 +154,7 @@ def test_diverged(material, tmp_path):
     """A number too large for float32 in the weights, after a good checkpoint."""
     ranks.run(tmp_path, 2, material / "run.yaml", "steps=4")
     before = ranks.losses(tmp_path / "node0")
-    patch = {("trainer.recorder", "memory"): _poison}
+    patch = {("trainer.machine", "memory"): _poison}
     reason = ended(tmp_path, 2, material, "steps=9", code=3, patch=patch)
     assert "diverged at step 6" in reason and "lower lr" in reason
     assert ranks.losses(tmp_path / "node0")[:4] == before

@@ -8,6 +8,7 @@ from trainer import checkpoint, loop, recorder
 from trainer.config import from_mapping
 from trainer.errors import BadInput
 from trainer.loop import Progress
+from trainer.pace import Pace
 
 
 @pytest.fixture
@@ -38,6 +39,7 @@ def evaluated(monkeypatch):
                 **dict(zip(("told", "under_way"), saver or (True, False), strict=True))
             ),
             best_saved=progress.best_step,
+            pace=types.SimpleNamespace(),
         )
         monkeypatch.setattr(recorder, "evaluate", lambda *_: loss)
         recorder.Recorder.judge(one)
@@ -105,8 +107,8 @@ def test_the_evaluations_that_are_left_count_for_the_time_to_the_end(every, batc
         assert count == sum(due for _, due in left[number + 1 :])
     assert left[-1] == (0, True)
     run.progress.step, run.progress.cursor = 1, batch
-    one = types.SimpleNamespace(run=run, _seconds=lambda: 2.0, _evaluation_seconds=30.0)
-    assert recorder.Recorder._left(one) == 20 + 30 * left[0][0]
+    one = types.SimpleNamespace(run=run, seconds=lambda: 2.0, evaluation_seconds=30.0)
+    assert Pace.left(one) == 20 + 30 * left[0][0]
 
 
 def test_what_makes_other_tokens_of_the_same_data_is_named():

@@ -20,7 +20,7 @@ import pytest
 import torch
 from ranks import shown
 
-from trainer import checkpoint, cli, evaluate, metrics, recorder, sinks
+from trainer import advice, checkpoint, cli, evaluate, metrics, pace, recorder, sinks
 from trainer.balance import Balance
 from trainer.commands import train
 from trainer.config import cut_rounds, early, few_steps, from_mapping
@@ -317,7 +317,7 @@ def test_what_shares_gain_does_not_depend_on_how_wide_a_step_is(width):
     run = types.SimpleNamespace(balance=balance, width=width, config=from_mapping({"sequence_length": 256}))
     own = types.SimpleNamespace(run=run, _saving=[])
     report = types.SimpleNamespace(shares=[6, 2], rank_seconds=[0.6, 0.4], step_seconds=1.0)
-    found = recorder.Recorder._speed_up(own, report)
+    found = pace.Pace.speed_up(own, report)
     assert found["got"] == pytest.approx(1 + (4 * 0.2 + 0.1) - (6 * 0.1 + 0.05))
 
 
@@ -332,7 +332,7 @@ def test_mfu_counts_the_tokens_that_carry_no_loss():
         ),
     )
     report = types.SimpleNamespace(tokens=10, computed=4 * 500, step_seconds=2.0)
-    assert recorder.Recorder._mfu(own, report) == pytest.approx(4 * 500 * 1e9 / (2.0 * 1.5e12))
+    assert pace.Pace.mfu(own, report) == pytest.approx(4 * 500 * 1e9 / (2.0 * 1.5e12))
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_checkpoints_that_are_hours_apart_are_warned_of(settings, seconds, words
     progress = types.SimpleNamespace(step=40)
     index = types.SimpleNamespace(sequences=1600)
     run = types.SimpleNamespace(config=from_mapping(settings), steps=1040, progress=progress, index=index)
-    found = recorder.Recorder._far_apart(types.SimpleNamespace(run=run, _seconds=lambda: seconds))
+    found = advice.far_apart(types.SimpleNamespace(run=run, seconds=lambda: seconds))
     assert (found and found.partition(",")[0]) == words
 
 
@@ -365,7 +365,7 @@ def test_checkpoints_that_are_hours_apart_are_warned_of(settings, seconds, words
 def test_a_checkpoint_by_the_clock_would_end_diloco_s_rounds(sync_every, cure):
     config = from_mapping({"comm": "diloco", "sync_every": sync_every, "checkpoint_every": 0})
     run = types.SimpleNamespace(config=config, steps=1040, progress=types.SimpleNamespace(step=40))
-    found = recorder.Recorder._far_apart(types.SimpleNamespace(run=run, _seconds=lambda: 60))
+    found = advice.far_apart(types.SimpleNamespace(run=run, seconds=lambda: 60))
     assert found.endswith(cure)
 
 
@@ -573,6 +573,7 @@ def test_an_evaluation_shows_that_it_goes_on(monkeypatch):
     shown = []
     observer = recorder.Recorder.__new__(recorder.Recorder)
     observer.run, observer.metrics, observer.status = run, None, object()
+    observer.pace = types.SimpleNamespace()
     observer.show = lambda **facts: shown.append(facts["state"])
     observer.asked_to_stop = lambda: False
     observer._tell = lambda *_, **told: shown.append(told["loss"])
@@ -614,7 +615,7 @@ def test_nobody_waits_for_a_copy_that_cannot_come(expected, left_out, wanted):
 )
 def test_the_speed_is_that_of_a_whole_round(settings, ranks, steps):
     run = types.SimpleNamespace(config=from_mapping(settings), world=types.SimpleNamespace(size=ranks))
-    assert recorder._recent_steps(run, 10) == steps
+    assert pace.recent_steps(run, 10) == steps
 
 
 def test_where_the_time_of_the_last_steps_went():
