@@ -1,4 +1,4 @@
-"""Ansible's modules in unit tests: as Python, and as Ansible runs them."""
+"""What several unit tests ask for: Ansible's modules, as Python and as Ansible runs them; a run of one rank."""
 
 import json
 import os
@@ -14,6 +14,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 class _Ended(Exception):
     """A module has answered."""
+
+
+@pytest.fixture(scope="module")
+def world():
+    """Of a run of one rank."""
+    from trainer import environment
+    from trainer.config import from_mapping
+    from trainer.world import World
+
+    return World(from_mapping({}), environment.read("run"))
 
 
 @pytest.fixture

@@ -8,15 +8,13 @@ import types
 import pytest
 import torch
 import torch.nn.functional as F
+from small_models import ARCHITECTURES, make
 
-from tests.unit.test_trainer_models import ARCHITECTURES, make
-from trainer import environment
 from trainer.config import from_mapping
 from trainer.data.pack import IGNORE
 from trainer.errors import BadInput
 from trainer.model import footprint, load, lora, packing
 from trainer.model.loss import TokenLoss
-from trainer.world import World
 
 torch.set_num_threads(1)
 ROWS, LENGTH = 3, 24
@@ -24,11 +22,6 @@ MORE = {
     "persimmon": {},  # its layers are told the borders, and not the positions
     "stablelm": {},  # the positions, and not the borders
 }
-
-
-@pytest.fixture(scope="module")
-def world():
-    return World(from_mapping({}), environment.read("run"))
 
 
 @pytest.fixture
