@@ -216,6 +216,21 @@ def init_fault(survey: Mapping[str, Any]) -> str:
     )
 
 
+def host_name_fault(survey: Mapping[str, Any], wanted: str) -> str:
+    """Why a host cannot be named as it is to be; "" where it can. `survey`: what the module identity_survey found.
+
+    kubelet and slurmd find themselves no more under another name, Proxmox VE loses its guests, Ceph moves its data.
+    """
+    name = survey["host_names"][0]
+    if name == wanted or not survey["named_by"]:
+        return ""
+    return (
+        f"identity_hostname: found {wanted} for a machine that {' and '.join(survey['named_by'])} knows as {name}, and "
+        f"would lose under that; expected {name}. Set identity_hostname: {name} for this host, or name the "
+        "host so in the inventory."
+    )
+
+
 def service_user_fault(survey: Mapping[str, Any], user: str, home: str) -> str:
     """Why `user` with the home `home` cannot be the service user; "" where it can.
 
@@ -427,6 +442,7 @@ class FilterModule:
             "etcd_runs_of": etcd_runs_of,
             "etcd_token": etcd_token,
             "forks_fault": forks_fault,
+            "host_name_fault": host_name_fault,
             "init_fault": init_fault,
             "mesh_keys": mesh_keys,
             "next_peers": next_peers,

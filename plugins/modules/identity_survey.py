@@ -63,6 +63,7 @@ survey:
       type: dict
     disk: {description: "What the home is on a disk of the network; empty where it is on one of the host's.", type: str}
     host_names: {description: "The host's name now, and at its next boot.", type: list}
+    named_by: {description: "Programs that run here, and know the machine by its host name, sorted.", type: list}
     hosts:
       description: "O(hosts), with the full name of this one first, where its /etc/hosts alone has one."
       type: list
@@ -86,6 +87,7 @@ survey:
 """
 
 import contextlib
+import glob
 import grp
 import os
 import pwd
@@ -114,6 +116,15 @@ SSHD = (
     *("authenticationmethods", "authorizedkeysfile", "pubkeyauthentication", "pubkeyacceptedalgorithms"),
     *("chrootdirectory", "forcecommand"),
 )
+# Programs to which the machine is another one under another name, or none: by their process's name, whose they are.
+BY_NAME = {
+    **dict.fromkeys(("kubelet", "k3s-server", "k3s-agent", "kubelite"), "Kubernetes"),
+    **dict.fromkeys(("slurmd", "slurmctld"), "Slurm"),
+    **dict.fromkeys(("ceph-mon", "ceph-osd"), "Ceph"),
+    "pmxcfs": "Proxmox VE",
+    "nova-compute": "OpenStack",
+    "pbs_mom": "PBS",
+}
 JOURNAL = "systemd-journal"  # a launcher speaks into the journal, and logs.yml reads it without root
 
 
@@ -245,6 +256,17 @@ def name_at_boot() -> str:
     return lines[0] if lines else ""
 
 
+def named_by(proc: str = "/proc") -> list[str]:
+    """Those of BY_NAME that run here. What has a host name of its own, as a container has, knows this one's not."""
+    found, here = set(), os.readlink(f"{proc}/self/ns/uts")
+    for path in glob.glob(f"{proc}/[0-9]*/comm"):
+        with contextlib.suppress(OSError):  # it ends meanwhile
+            name = read(path).strip()
+            if name in BY_NAME and os.readlink(f"{os.path.dirname(path)}/ns/uts") == here:
+                found.add(f"{BY_NAME[name]} ({name})")
+    return sorted(found)
+
+
 def init(root: str = "/") -> str:
     """The first process's name, where systemd has not booted the machine (sd_booted(3)); else ""."""
     return "" if os.path.isdir(f"{root}run/systemd/system") else read(f"{root}proc/1/comm").strip()
@@ -281,6 +303,7 @@ def main() -> None:
             "place": place(home),
             "disk": on_network(home),
             "host_names": [socket.gethostname(), name_at_boot()],
+            "named_by": named_by(),
             "hosts": hosts,
             "hosts_lacking": hosts_lacking(hosts),
             "machine_id": machine_id,

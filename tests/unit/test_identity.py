@@ -10,6 +10,7 @@ from plugins.filter.cluster import (
     SERVICE_HOME_MODE,
     SERVICE_SHELL,
     cluster_hosts,
+    host_name_fault,
     init_fault,
     mesh_login_fault,
     next_peers,
@@ -571,6 +572,28 @@ def test_a_machine_without_systemd_is_refused_at_the_first_look(load_module, tmp
     assert "found init(Ubuntu) as the first process; expected systemd" in fault and "/etc/wsl.conf" in fault
     (tmp_path / "run/systemd/system").mkdir()
     assert init_fault({"init": survey.init(f"{tmp_path}/")}) == ""
+
+
+def test_a_machine_that_others_know_by_its_name_keeps_it(load_module, tmp_path):
+    """A kubelet or slurmd that starts again under another host name is no node of its cluster any more."""
+    survey = load_module("identity_survey")
+    for pid, name, space in (
+        ("self", "python3", 1),
+        ("10", "kubelet", 1),
+        ("11", "slurmd", 1),
+        ("12", "pmxcfs", 2),  # in a container, as kind's kubelet is
+        ("13", "sshd", 1),
+    ):
+        (tmp_path / pid / "ns").mkdir(parents=True)
+        (tmp_path / pid / "comm").write_text(f"{name}\n")
+        (tmp_path / pid / "ns/uts").symlink_to(f"uts:[{space}]")
+    found = survey.named_by(str(tmp_path))
+    assert found == ["Kubernetes (kubelet)", "Slurm (slurmd)"]
+    fault = host_name_fault({"host_names": ["gpu07", "gpu07"], "named_by": found}, "node1")
+    assert "found node1 for a machine that Kubernetes (kubelet) and Slurm (slurmd) knows as gpu07" in fault
+    assert "Set identity_hostname: gpu07 for this host" in fault
+    assert host_name_fault({"host_names": ["gpu07", "gpu07"], "named_by": found}, "gpu07") == ""
+    assert host_name_fault({"host_names": ["gpu07", "gpu07"], "named_by": []}, "node1") == ""
 
 
 @pytest.mark.parametrize(
