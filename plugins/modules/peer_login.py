@@ -61,7 +61,10 @@ def log_in(user: str, peer: str, timeout: int) -> str:
         if done.returncode == 0:
             return ""
         words = [line for line in done.stderr.splitlines() if line.strip()]
-        reason = words[-1] if words else f"ssh ended with {done.returncode}"
+        refused = [
+            line for line in words if "denied" in line.lower()
+        ]  # PAM's word stands before sshd's last one
+        reason = (refused or words or [f"ssh ended with {done.returncode}"])[-1]
     return reason
 
 
@@ -84,7 +87,8 @@ def main() -> None:
         listed = "; ".join(f"to {peer}: {reason}" for peer, reason in failed.items())
         module.fail_json(
             msg=f"The user {user} cannot log in without a password {listed}. Look at AllowUsers, "
-            "AllowGroups and AuthorizedKeysFile in the peer's sshd settings (sshd -T), and at firewalls "
+            "AllowGroups and AuthorizedKeysFile in the peer's sshd settings (sshd -T), at who else PAM lets in there "
+            "(/etc/pam.d/sshd: pam_slurm_adopt, pam_access), and at firewalls "
             f"between the hosts. By hand: runuser -u {user} -- ssh -v {next(iter(failed))} true",
             failed_peers=failed,
         )

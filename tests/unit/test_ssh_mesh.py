@@ -364,6 +364,8 @@ def test_a_login_that_fails_is_told_with_the_peer_and_ssh_s_words(load_module, m
     fake.write_text(
         "#!/bin/sh\nfor word; do case $word in\n  good) exit 0;;\n"
         '  closed) echo "x" >&2; echo "Permission denied (publickey)." >&2; exit 255;;\n'
+        '  adopt) echo "Access denied by pam_slurm_adopt: you have no active jobs on this node" >&2; '
+        'echo "Connection closed by 10.9.0.1 port 22" >&2; exit 255;;\n'
         f"  flaky) [ -e {tmp_path}/tried ] && exit 0; touch {tmp_path}/tried; exit 255;;\nesac; done\n"
     )
     fake.chmod(0o755)
@@ -372,6 +374,7 @@ def test_a_login_that_fails_is_told_with_the_peer_and_ssh_s_words(load_module, m
     assert log_in("trainyard", "good", 5) == ""
     assert log_in("trainyard", "flaky", 5) == ""
     assert log_in("trainyard", "closed", 5) == "Permission denied (publickey)."
+    assert log_in("trainyard", "adopt", 5).startswith("Access denied by pam_slurm_adopt")
 
 
 @pytest.mark.parametrize(
