@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
@@ -15,6 +17,10 @@ from telling import names
 WARNING, WARNING_SHARE = 300, 1 / 3
 
 WAIT = 60  # seconds after the first host's end in which the others end, too, or are taken for lost
+
+# Options of sbatch's that have to do with GPUs, and those by which each node gets so many.
+GPU_OPTIONS = re.compile(r"--(gres|gpus|gpus-per-node|gpus-per-socket|gpus-per-task|tres-per-task)(=|$)")
+GPUS_A_NODE = re.compile(r"--(?:gres=(?:gres/|gres:)?gpu|gpus-per-node=)(?::?[A-Za-z][\w.-]*)?(?::?(\d+))?$")
 
 SCRIPT = """\
 #!/bin/sh
@@ -76,18 +82,71 @@ exec scontrol requeue "$SLURM_JOB_ID"
 
 def slurm_nodes(facts: dict[str, dict]) -> dict[str, str]:
     """Slurm's name of each host, "" where it has none. `facts`: run_host's, with what it asked Slurm."""
-    found = {}
-    for host, fact in facts.items():
-        known = {host, fact["slurm"]["hostname"]}
-        nodes = fact["slurm"]["nodes"]
-        by_name = [one for one in nodes if known & {one["name"], one["hostname"]}]
-        by_address = [one for one in nodes if one["address"] == fact["address"]]
-        found[host] = next((one["name"] for one in [*by_name, *by_address]), "")
-    return found
+    return {host: next((one["name"] for one in rows_of(host, fact)), "") for host, fact in facts.items()}
 
 
-def slurm_problems(facts: dict[str, dict], partition: str = "") -> list[str]:
-    """What of Slurm stands against a run there, each with its host and its cure. `facts`: as above."""
+def rows_of(host: str, fact: dict) -> list[dict]:
+    """What Slurm says of a host as one of its nodes: by the very name, by its address, then by a name's first part."""
+    known, nodes = {host, fact["slurm"]["hostname"]}, fact["slurm"]["nodes"]
+    by_name = [one for one in nodes if known & {one["name"], one["hostname"]}]
+    by_address = [one for one in nodes if one["address"] == fact["address"]]
+    short = {name.partition(".")[0] for name in known if name[:1].isalpha()}
+    by_first_part = [
+        one for one in nodes if {one[key].partition(".")[0] for key in ("name", "hostname")} & short
+    ]
+    return [*by_name, *by_address, *by_first_part]
+
+
+def slurm_gpus(facts: dict[str, dict]) -> dict[str, int]:
+    """How many GPUs Slurm gives out on each host. `facts`: as above."""
+    return {
+        host: gpus(next((one["gres"] for one in rows_of(host, fact)), "")) for host, fact in facts.items()
+    }
+
+
+def gpus(gres: str) -> int:
+    """GPUs of what sinfo says of a node: gpu:4, or gpu:a100:4(S:0-1),gpu:1g.5gb:7(S:0,2),shard:16, or (null)."""
+    words = re.sub(r"\([^)]*\)", "", gres).split(",")
+    counts = [one.rpartition(":")[2] for one in words if one.partition(":")[0] == "gpu"]
+    return sum(int(one) if one.isdecimal() else 1 for one in counts)
+
+
+def gpu_option(facts: dict[str, dict], options: list[str]) -> dict[str, str]:
+    """The option by which the job gets its nodes' GPUs, where Slurm gives them out and none of `options` is about that.
+
+    Whole nodes come with their GPUs; what runs there has those alone that were asked for.
+    """
+    counts = set(slurm_gpus(facts).values())
+    if 0 in counts or any(GPU_OPTIONS.match(one) for one in options):
+        return {}
+    # A number a node is one for all. Of nodes that are given whole, the sum is all that each has.
+    total = sum(slurm_gpus(facts).values())
+    return {"gres": f"gpu:{counts.pop()}"} if len(counts) == 1 else {"gpus": str(total)}
+
+
+def gpu_problems(facts: dict[str, dict], options: list[str]) -> list[str]:
+    """Hosts whose processes are more than the GPUs that the job is to have there."""
+    asked = next((GPUS_A_NODE.match(one) for one in reversed(options) if GPU_OPTIONS.match(one)), None)
+    if not asked and any(GPU_OPTIONS.match(one) for one in options):
+        return []  # --gpus=8, or another gres: how many a node gets, Slurm alone knows
+    counts = slurm_gpus(facts)
+    given = {host: int(asked[1] or 1) if asked else count for host, count in counts.items() if count}
+    few = [host for host, count in given.items() if facts[host].get("processes", 0) > count]
+    if not few:
+        return []
+    host = few[0]
+    return [
+        f"{names(few)}: found {facts[host]['processes']} processes, and {given[host]} of Slurm's GPUs for them "
+        f"({asked[0] if asked else 'gres.conf'}); expected a GPU for each. Ask for more in trainer_slurm_options, or "
+        f"set nproc_per_node: {given[host]} there (or device: cpu, with --gres=none)"
+    ]
+
+
+def slurm_problems(facts: dict[str, dict], partition: str = "", options: Iterable[str] = ()) -> list[str]:
+    """What of Slurm stands against a run there, each with its host and its cure. `facts`: as above.
+
+    options: those of sbatch's that the user has set.
+    """
     asked = {host: fact["slurm"] for host, fact in facts.items()}
     if lacking := [host for host, one in asked.items() if one["lacking"]]:
         return [
@@ -114,6 +173,7 @@ def slurm_problems(facts: dict[str, dict], partition: str = "") -> list[str]:
             f"{names(strange)}: not among Slurm's nodes (there are: {names(there) or 'none'}); name the host as "
             "slurm.conf does (NodeName, NodeHostname or NodeAddr), or start the run without it (-l)"
         )
+    problems += gpu_problems(facts, list(options))
     if partition and not strange:
         known = sorted({one["partition"] for one in next(iter(asked.values()))["nodes"]})
         within = {
@@ -152,7 +212,9 @@ def slurm_script(
         "nodes": len(nodes),
         "nodelist": ",".join(nodes),
         "ntasks-per-node": 1,
-        "mem": 0,  # all that a node has
+        # All that a node has. sbatch takes no two kinds of memory.
+        **({} if any(one.startswith("--mem-per-") for one in options) else {"mem": 0}),
+        **gpu_option(facts, options),
         "chdir": run_dir,
         "output": f"{run_dir}/logs/job.log".replace("%", "%%"),
         "open-mode": "append",

@@ -31,10 +31,15 @@ JOB_QUESTION = (
     "timeout",
     "20",
     "squeue",
+    "--all",  # a partition may be hidden, or shut to the user that looks
     "--noheader",
     "--format=%i|%T|%j|%r",
 )  # `read_jobs` reads the answer
-JOB_AT_WORK = ("RUNNING", "COMPLETING", "STOPPED", "SUSPENDED", "UNKNOWN")  # in other states it waits
+# In other states it waits.
+JOB_AT_WORK = (
+    *("RUNNING", "COMPLETING", "STOPPED", "SUSPENDED", "UNKNOWN"),
+    *("RESIZING", "SIGNALING", "STAGE_OUT"),
+)
 ENDED = ("finished", "stopped", "failed")
 RELEASE = "TRAINYARD_RELEASE"  # what RUN.env calls the directory of the release that the run keeps
 AT_BOOT = "/etc/systemd/system/*.wants/" + UNIT + "*.service"  # links of enabled units

@@ -69,7 +69,9 @@ SLURM_NAME = (r"[A-Za-z0-9_.-]*", "a name that Slurm has: letters, digits, . _ a
 SLURM_OWN = (
     "array",
     "chdir",
+    "clusters",
     "job-name",
+    "nodefile",
     "nodelist",
     "nodes",
     "no-requeue",
@@ -102,9 +104,10 @@ PATTERNS = {
     ),
     "trainer_slurm_account": SLURM_NAME,
     "trainer_slurm_options": (
-        rf"(?!--({'|'.join(SLURM_OWN)})(=|$))--[a-z][a-z-]*(=.+)?",
-        "an option of sbatch's as --NAME=VALUE, and none that Trainyard sets by itself "
-        f"({', '.join(SLURM_OWN)})",
+        # Ranks save at SIGTERM; another signal, such as the USR1 of many a script, would kill them.
+        rf"(?!--({'|'.join(SLURM_OWN)})(=|$))(?!--signal=(?!(R:)?(SIG)?TERM@\d+$))--[a-z][a-z-]*(=.+)?",
+        "an option of sbatch's as --NAME=VALUE, none that Trainyard sets by itself "
+        f"({', '.join(SLURM_OWN)}), and --signal as TERM@SECONDS",
     ),
     "trainer_slurm_partition": SLURM_NAME,
     "trainer_user": USER_NAME,

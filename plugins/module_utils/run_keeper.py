@@ -51,12 +51,24 @@ def journal_command(run: str, options: str, unread: str, journals: str = JOURNAL
 
 
 def _job_command(run: str) -> str:
-    """As above, of a run that Slurm keeps: it is active while Slurm holds the job, however this host's part ended."""
-    ask = f"{shlex.join(JOB_QUESTION)} --name={shlex.quote(JOB + run)} --user=$(stat -c %U .)"
+    """As above, of a run that Slurm keeps: it is active while Slurm holds the job, however this host's part ended.
+
+    squeue may warn of something beside its answer. Where users see their own jobs alone, an empty one says nothing:
+    then the job is there until the launcher has said how it ended.
+    """
+    name, exit_file = shlex.quote(JOB + run), shown("exit", 16)
+    ask = f"{shlex.join(JOB_QUESTION)} --name={name} --user=$(stat -c %U .)"
+    hidden = (
+        '[ ! -e exit ] && [ "$(id -u)" != 0 ] && [ "$(id -un)" != "$(stat -c %U .)" ] && '
+        "scontrol show config 2>/dev/null | grep -Eq '^PrivateData .*jobs'"
+    )
     return (
-        f'if job=$({ask} 2>&1); then if [ "$job" ]; then echo ActiveState=active; echo "Job=$job"; '
-        f"else echo ActiveState=inactive; echo ExecMainStatus=$({shown('exit', 16)}); fi; "
-        f'else echo ActiveState=active; echo "Job=|UNKNOWN|{JOB}{run}|$(echo "$job" | tail -n 1)"; fi'
+        f"unknown='Job=|UNKNOWN|'{name}'|'; "
+        f'if job=$({ask} 2>&1); then if row=$(echo "$job" | grep -F "|"{name}"|"); '
+        'then echo ActiveState=active; echo "Job=$row"; '
+        f'elif {hidden}; then echo ActiveState=active; echo "${{unknown}}Slurm shows jobs to their own user alone"; '
+        f"else echo ActiveState=inactive; echo ExecMainStatus=$({exit_file}); fi; "
+        'else echo ActiveState=active; echo "$unknown$(echo "$job" | tail -n 1)"; fi'
     )
 
 

@@ -74,8 +74,8 @@ from ansible.module_utils.installed_packages import installed_torch, installed_v
 from ansible.module_utils.same_files import shared_marks
 
 SLURM = ("sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
-QUESTION = ("timeout", "20", "sinfo", "--Node", "--noheader", "--format=%N|%n|%o|%R|%T")
-NODES = ("name", "hostname", "address", "partition", "state")  # as sinfo is asked for them
+QUESTION = ("timeout", "20", "sinfo", "--all", "--Node", "--noheader", "--format=%N|%n|%o|%R|%G")
+NODES = ("name", "hostname", "address", "partition", "gres")  # as sinfo is asked for them
 
 
 def environment(opt_dir: str) -> dict[str, str] | None:

@@ -35,6 +35,7 @@ job: {description: "Slurm's number of the job; empty where it holds none.", type
 
 import json
 import os
+import re
 import time
 
 from ansible.module_utils.as_user import acting_as
@@ -42,6 +43,8 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_runs import ENDED, JOB_AT_WORK, JOB_SCRIPT, run_status, slurm_jobs
 
 LOOK = 2.0  # seconds between two looks at the queue
+# What sbatch says where the user lacks an account, a quality of service, or the right to a partition.
+RIGHTS = re.compile(r"account|qos|policy|permi(tted|ssion)|user id", re.IGNORECASE)
 KILLED = 60.0  # seconds that Slurm has to end what was cancelled: its own KillWait is 30
 
 
@@ -65,9 +68,16 @@ def submit(module: AnsibleModule) -> str:
     script = os.path.join(p["state_dir"], "runs", p["run"], JOB_SCRIPT)
     rc, out, error = module.run_command(as_user(p["user"], "sbatch", "--parsable", script))
     if rc != 0:
+        said = told(error or out)
+        user = ""
+        if RIGHTS.search(said):
+            user = (
+                f" Slurm knows the run as the user {p['user']}: where it keeps accounts, that one must be in one "
+                f"(sacctmgr add user {p['user']} account=NAME), and in a group that the partition lets in."
+            )
         module.fail_json(
-            msg=f"Slurm refused the job of run {p['run']}: {told(error or out)}. Correct trainer_slurm_partition, "
-            "trainer_slurm_account or trainer_slurm_options, and start the run again."
+            msg=f"Slurm refused the job of run {p['run']}: {said}. Correct trainer_slurm_partition, "
+            f"trainer_slurm_account or trainer_slurm_options, and start the run again.{user}"
         )
     return out.strip().split(";")[0]
 

@@ -18,7 +18,7 @@ from plugins.module_utils import host_runs, run_keeper
 def fact(number=1, **changes):
     """What run_host says of node `number` where Slurm was asked, too: nothing stands against a run."""
     nodes = [
-        {"name": f"n{n}", "hostname": f"node{n}", "address": f"n{n}", "partition": part, "state": "idle"}
+        {"name": f"n{n}", "hostname": f"node{n}", "address": f"n{n}", "partition": part, "gres": "(null)"}
         for n in (1, 2, 3)
         for part in (("all", "fast") if n < 3 else ("all",))
     ]
@@ -160,6 +160,18 @@ def options(text):
     return [shlex.split(line) for line in lines]
 
 
+def script(them, given):
+    return slurm.slurm_script(
+        them,
+        "first",
+        run_dir="/run",
+        chosen={},
+        options=given,
+        restarts=1,
+        places={"trainer": "/t", "env": "/e", "config": "/c"},
+    )
+
+
 def test_the_options_name_the_nodes_as_slurm_does_and_those_of_the_user_come_last(job):
     job("exit 0")
     found = options((job.dir / "job.sbatch").read_text())
@@ -215,6 +227,101 @@ def test_what_slurm_has_against_a_run_is_told_with_its_cure(them, partition, wor
     assert len(said) == bool(words)
     for word in words:
         assert word in said[0]
+
+
+def test_a_node_with_a_domain_in_its_name_is_known_without_it_unless_another_has_the_very_name():
+    them = facts({}, {})
+    names = {"node1": "node1.example.org", "node2": "node2.example.org", "node3": "node2.other.org"}
+    for fact_ in them.values():
+        for one in fact_["slurm"]["nodes"]:
+            one["name"] = one["hostname"] = names[one["hostname"]]
+    assert slurm.slurm_nodes(them) == {"node1": "node1.example.org", "node2": "node2.example.org"}
+    them["node2"]["slurm"]["nodes"][-1]["hostname"] = "node2"
+    assert slurm.slurm_nodes(them)["node2"] == "node2.other.org"
+
+
+@pytest.mark.parametrize(
+    ("gres", "count"),
+    [
+        ("(null)", 0),
+        ("", 0),
+        ("gpu:4", 4),
+        ("gpu", 1),
+        ("gpu:a100", 1),
+        ("gpu:a100:4(S:0-1)", 4),
+        ("gpu:nvidia_h100_80gb_hbm3:8(S:0-1),shard:nvidia_h100_80gb_hbm3:64(S:0-1)", 8),
+        ("gpu:tesla:2(S:0,2-3),gpu:kepler:1,mps:400", 3),
+        ("gpu:1g.5gb:7(S:0)", 7),
+        ("craynetwork:4,nvme:1", 0),
+    ],
+)
+def test_a_nodes_gpus_are_counted_of_what_sinfo_says(gres, count):
+    assert slurm.gpus(gres) == count
+
+
+def with_gpus(*gres, processes=8):
+    them = facts(*({} for _ in gres))
+    for number, (fact_, words) in enumerate(zip(them.values(), gres, strict=True), 1):
+        fact_["processes"] = processes
+        for other in them.values():
+            for one in other["slurm"]["nodes"]:
+                if one["name"] == f"n{number}":
+                    one["gres"] = words
+    return them
+
+
+@pytest.mark.parametrize(
+    ("gres", "given", "asked"),
+    [
+        (("gpu:8", "gpu:h100:8(S:0-1)"), [], ["--gres=gpu:8"]),
+        (("gpu:8", "gpu:4"), [], ["--gpus=12"]),  # whole nodes: the sum is all that each has
+        (("(null)", "gpu:4"), [], []),
+        (("gpu:8", "gpu:8"), ["--gres=gpu:2"], ["--gres=gpu:2"]),
+        (("gpu:8", "gpu:8"), ["--gpus-per-node=h100:8"], ["--gpus-per-node=h100:8"]),
+        (("gpu:8", "gpu:8"), ["--gres=none"], ["--gres=none"]),
+    ],
+)
+def test_a_job_asks_for_its_nodes_gpus(gres, given, asked):
+    """A step has none of those that only come with a whole node, and where devices are confined sees none."""
+    words = [word for (word,) in options(script(with_gpus(*gres), given))]
+    assert [word for word in words if slurm.GPU_OPTIONS.match(word)] == asked
+
+
+@pytest.mark.parametrize(
+    ("gres", "given", "words"),
+    [
+        (("gpu:8", "gpu:8"), [], ""),
+        (
+            ("gpu:8", "gpu:8"),
+            ["--gres=gpu:2"],
+            "node1, node2: found 8 processes, and 2 of Slurm's GPUs for them (--gres=gpu:2)",
+        ),
+        (("gpu:8", "gpu:8"), ["--gpus-per-node=h100:4"], "nproc_per_node: 4"),
+        (("gpu:8", "gpu:8"), ["--gres=gpu:h100"], "and 1 of"),
+        (("gpu:8", "gpu:4"), [], "node2: found 8 processes, and 4 of Slurm's GPUs for them (gres.conf)"),
+        (("gpu:8", "gpu:4"), ["--gres=none"], ""),
+        (("gpu:8", "gpu:8"), ["--gpus=16"], ""),
+        (("gpu:8", "gpu:8"), ["--gres=gpu:8,nvme:1"], ""),
+        (("(null)", "(null)"), [], ""),
+    ],
+)
+def test_more_processes_than_the_job_has_gpus_are_refused_before_it_waits(gres, given, words):
+    said = "\n".join(slurm.slurm_problems(with_gpus(*gres), options=given))
+    assert words in said and bool(said) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ([], ["--mem=0"]),
+        (["--mem=64G"], ["--mem=0", "--mem=64G"]),  # the last one counts
+        (["--mem-per-cpu=4G"], ["--mem-per-cpu=4G"]),  # sbatch refuses both
+        (["--mem-per-gpu=60G"], ["--mem-per-gpu=60G"]),
+    ],
+)
+def test_one_kind_of_memory_is_asked_for(given, asked):
+    words = [word for (word,) in options(script(facts({}, {}), given))]
+    assert [word for word in words if word.startswith("--mem")] == asked
 
 
 def test_a_host_that_slurm_does_not_know_is_named_beside_those_that_it_does():
@@ -274,6 +381,11 @@ def test_an_active_run_of_systemds_is_not_taken_for_the_job_that_is_asked_for():
         ("--gres=gpu:2", True),
         ("--comment=two words", True),
         ("--no-kill", True),
+        ("--signal=TERM@60", True),
+        ("--signal=R:SIGTERM@600", True),
+        ("--signal=USR1@90", False),  # it would kill the ranks
+        ("--signal=B:TERM@60", False),
+        ("--clusters=other", False),
         ("--nodelist=n9", False),
         ("--wrap=reboot", False),
         ("-N 3", False),
@@ -305,16 +417,7 @@ def test_options_that_trainyard_stands_on_are_not_passed_through(option, fits):
 )
 def test_a_short_limit_leaves_time_to_train_before_the_ranks_save(options, seconds):
     """Slurm's word to save, sent longer before the end than the job may last, would come as each start begins."""
-    text = slurm.slurm_script(
-        facts({}, {}),
-        "first",
-        run_dir="/run",
-        chosen={},
-        options=options,
-        restarts=1,
-        places={"trainer": "/t", "env": "/e", "config": "/c"},
-    )
-    assert f"#SBATCH --signal=TERM@{seconds}\n" in text
+    assert f"#SBATCH --signal=TERM@{seconds}\n" in script(facts({}, {}), options)
 
 
 # ---- how a job is ----
@@ -387,6 +490,42 @@ def test_a_job_is_active_until_slurm_holds_it_no_more(state_dir, tmp_path):
     assert (found["state"], found["ExecMainStatus"]) == ("ended", "")
     (run_dir / "exit").write_text("75\n")
     assert keeper(run_dir, commands, "exit 0")["ExecMainStatus"] == "75"
+
+
+def test_what_squeue_says_beside_its_answer_is_no_job(state_dir, tmp_path):
+    run_dir, commands = state_dir / "runs/first", tmp_path / "bin"
+    warns = "echo 'squeue: error: the first controller does not answer' >&2; "
+    assert keeper(run_dir, commands, warns + "exit 0")["state"] == "ended"
+    found = keeper(run_dir, commands, warns + "echo '7|PENDING|trainyard-first|Priority'")
+    assert found["queued"] == "Slurm's job 7 is pending: Priority"
+    assert "--all" in (commands / "words").read_text()
+
+
+@pytest.mark.parametrize(
+    ("private", "user", "exit_code", "state"),
+    [
+        ("none", "ops", "", "ended"),
+        ("accounts,jobs,usage", "ops", "", "active"),
+        ("accounts,jobs,usage", "ops", "0", "ended"),
+        ("accounts,jobs,usage", "root", "", "ended"),
+        ("accounts,jobs,usage", "", "", "ended"),  # the run's own
+    ],
+)
+def test_where_slurm_hides_others_jobs_an_empty_answer_is_no_end(
+    state_dir, tmp_path, private, user, exit_code, state
+):
+    run_dir, commands = state_dir / "runs/first", tmp_path / "bin"
+    commands.mkdir()
+    number, name = ("0" if user == "root" else "1000"), user or getpass.getuser()
+    for command, text in (
+        ("scontrol", f"echo 'PrivateData             = {private}'"),
+        ("id", f"[ $1 = -u ] && echo {number} || echo {name}"),
+    ):
+        (commands / command).write_text(f"#!/bin/sh\n{text}\n")
+        (commands / command).chmod(0o755)
+    if exit_code:
+        (run_dir / "exit").write_text(f"{exit_code}\n")
+    assert keeper(run_dir, commands, "exit 0")["state"] == state
 
 
 def test_the_follower_says_what_a_job_waits_for_and_then_how_the_run_is():
@@ -484,6 +623,30 @@ def test_what_sbatch_refuses_is_said_once_with_the_variables(slurm_job, state_di
     assert "Batch job submission failed. Correct trainer_slurm_partition" in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("said", "of_the_user"),
+    [
+        ("Invalid account or account/partition combination specified", True),
+        ("Invalid qos specification", True),
+        ("User's group not permitted to use this partition", True),
+        ("Access/permission denied", True),
+        ("Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)", True),
+        ("Requested node configuration is not available", False),
+        ("Requested time limit is invalid (missing or exceeds some limit)", False),
+        ("No partition specified or system default partition", False),
+        ("invalid partition specified: nope", False),
+        ("Invalid generic resource (gres) specification", False),
+    ],
+)
+def test_an_account_that_the_service_user_lacks_is_named(slurm_job, state_dir, said, of_the_user):
+    with pytest.raises(SystemExit) as refused:
+        slurm_job.submit(
+            Module(state_dir, [""], (1, "", f"sbatch: error: Batch job submission failed: {said}\n"))
+        )
+    assert f"failed: {said}. Correct" in str(refused.value)
+    assert (f"sacctmgr add user {getpass.getuser()} account=NAME" in str(refused.value)) is of_the_user
+
+
 RUNNING = "7|RUNNING|trainyard-first|None\n"
 
 
@@ -509,6 +672,12 @@ def test_a_job_that_waits_is_cancelled_and_the_run_has_stopped(slurm_job, state_
     status = json.loads((run_dir / "status.json").read_text())
     assert (status["state"], status["last_checkpoint"]) == ("stopped", 4)
     assert (run_dir / "exit").read_text() == "75\n" and not (run_dir / "stop").exists()
+
+
+def test_a_job_that_is_being_signalled_is_at_work(slurm_job, state_dir):
+    module = Module(state_dir, [RUNNING.replace("RUNNING", "SIGNALING"), ""])
+    stop(slurm_job, module)
+    assert (state_dir / "runs/first/stop").exists() and module.commands == []
 
 
 def test_a_job_that_another_host_has_cancelled_has_stopped_here_too(slurm_job, state_dir):
