@@ -64,6 +64,10 @@ SERVED = ("udp dport { 53, 67, 547 }", "tcp dport 53")
 # Questions for names in .local, which the host itself answers: where the controller knows it by such a name alone, it
 # would lose the host as soon as it had forgotten the last answer.
 MDNS = ("ip daddr 224.0.0.251 udp dport 5353 accept", "ip6 daddr ff02::fb udp dport 5353 accept")
+# Kubernetes' programs that take in pods and other nodes, at ports that are the same everywhere.
+KUBELETS, KUBELET_PORT = ("kubelet", "k3s-server", "k3s-agent", "kubelite"), 10250
+API_SERVERS, API_PORTS = ("kube-apiserver", "k3s-server", "kubelite"), (6443, 16443)
+FLANNEL = 8472
 IPSEC = (500, 4500)  # IKE's, and that of IPsec through gateways that translate addresses
 # Docker names a network's bridge by its id. nft knows no pattern for that, so other bridges that there are, such as
 # br-lan, are taken out by name; to name Docker's instead would change the rules with each network that it makes.
@@ -191,6 +195,7 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached="", 
         allowed = [allowance(number, item) for number, item in enumerate(allow)]
         check_tunnels(survey["tunnels"], allowed)
         check_slurm(survey, {*peers, *names}, allowed)
+        check_members(survey, allowed)
         ports = ssh_ports(survey)
         # Whoever has none of their keys gets no further there.
         tunnels = [port for tunnel in survey["tunnels"] for port in tunnel["ports"] or []]
@@ -220,14 +225,13 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached="", 
         for version, kind in ((4, "ipv4"), (6, "ipv6"))
     )
     inside = inside_words(survey["bridges"])
-    live = all(survey["loaded"][what] for what in ("table", "unit", "as_written"))
+    live = is_live(survey)
     closes = [
         f"{item['proto']} port {item['port']} ({item['process']})"
         for item in survey["listening"] + survey["published"]
         if not is_ssh(item, ports)
-        and not kept(item, allowed)
+        and closed_now(survey, item, allowed)
         and not (serves and (item["proto"], item["port"]) == ("udp", 67))
-        and (not live or kept(item, survey["loaded"]["opened"]))
     ]
     return {
         "errors": [],
@@ -319,17 +323,77 @@ def gives_addresses(item):
     return (item["proto"], item["port"]) == ("udp", 67) and not guests
 
 
+def unknown(machines, known):
+    """An address of each of the machines that is none of `known`, names and addresses."""
+    return [
+        found["addresses"][0]
+        for found in machines
+        if not {found["name"], found["name"].partition(".")[0], *found["addresses"]} & known
+    ]
+
+
+def check_members(survey, allowed):
+    """Refuse rules that would newly shut what a cluster of another kind stands on, whose other members are not known.
+
+    Pods come to the host's API server from addresses of their own. A node that corosync does not hear of has no quorum;
+    where it keeps machines available (Proxmox VE), its watchdog resets it.
+    """
+    for item in survey["listening"]:
+        if not closed_now(survey, item, allowed):
+            continue
+        process, port = item["process"], item["port"]
+        if process in KUBELETS and port == KUBELET_PORT:
+            also = sorted(
+                (other["proto"], other["port"])
+                for other in survey["listening"]
+                if (other["process"] in API_SERVERS and other["port"] in API_PORTS)
+                or (other["proto"], other["port"]) == ("udp", FLANNEL)
+            )
+            others = "".join(f", {proto} port {number}" for proto, number in dict.fromkeys(also))
+            raise Refused(
+                f"{process} listens on tcp port {port}, as a node of Kubernetes: its pods, and nodes that are no hosts "
+                f"of the inventory, would not reach this host any more (tcp port {port}{others}). Let them in: "
+                f"firewall_allow: [{{port: {port}, from: [NETWORK OF THE PODS, OTHER NODES]}}, …] for this host, and "
+                "so for the other ports; or set firewall_manage: false for it (then open to the peers all TCP and UDP "
+                "ports yourself, where anything shuts them)"
+            )
+        if process == "corosync":
+            raise Refused(
+                f"corosync listens on {item['proto']} port {port}: members of its cluster (Proxmox VE, Pacemaker) that "
+                "are no hosts of the inventory would lose this one, which may reset itself then. Let them in: "
+                f"firewall_allow: [{{port: 5404-5412, proto: udp, from: [THEIR NETWORK]}}] for this host, where all of "
+                "them are hosts of the inventory, too"
+            )
+
+
+def closed_now(survey, item, allowed):
+    """Whether others than peers reach a socket, and will not by these rules."""
+    live = is_live(survey)
+    return not kept(item, allowed) and (not live or kept(item, survey["loaded"]["opened"]))
+
+
+def is_live(survey):
+    """Whether rules of ours are in force, and will be after a boot."""
+    return all(survey["loaded"][what] for what in ("table", "unit", "as_written"))
+
+
 def check_slurm(survey, known, allowed):
-    """Refuse rules that would take a node from a Slurm whose controller is none of `known`, names and addresses.
+    """Refuse rules that would take a node from a Slurm whose controller is none of `known`, names and addresses; or
+    from a controller its nodes.
 
     It ends what runs on a node that it has not reached for five minutes, whoever started that.
     """
-    strangers = [
-        found["addresses"][0]
-        for found in survey["slurm_controllers"]
-        if not {found["name"], found["name"].partition(".")[0], *found["addresses"]} & known
-    ]
+    strangers = unknown(survey["slurm_controllers"], known)
+    nodes = unknown(survey["slurm_nodes"], known)
     for item in survey["listening"]:
+        if nodes and item["process"] == "slurmctld" and closed_now(survey, item, allowed):
+            listed = ", ".join([*nodes[:4], *(["…"] if len(nodes) > 4 else [])])
+            raise Refused(
+                f"slurmctld listens on tcp port {item['port']}, and of Slurm's nodes {len(nodes)} ({listed}) are no "
+                "hosts of the inventory: without that port their jobs would not end, and nobody there could submit "
+                "any. Let them in, and the machines that people log in to: firewall_allow: "
+                f"[{{port: {item['port']}, from: [{listed}]}}] for this host"
+            )
         if strangers and item["process"] == "slurmd" and not kept(item, allowed):
             listed, port = ", ".join(strangers), item["port"]
             raise Refused(

@@ -97,10 +97,29 @@ def listening(found):
     ]
 
 
+def listens(found, process):
+    """Whether others reach a program of that name."""
+    return any(item["process"] == process for item in listening(found))
+
+
 def slurm_controllers(texts):
     """{name, addresses} of each other machine on which Slurm's controller may be, by its settings (`texts`)."""
+    return other_machines(one for text in texts for one in CONTROLLER.findall(text))
+
+
+def slurm_nodes(module):
+    """The same of Slurm's nodes, asked where its controller is; none where it does not answer."""
+    _, out, _ = module.run_command(
+        ["timeout", "20", "sinfo", "--all", "--Node", "--noheader", "--format=%N|%o"]
+    )
+    rows = [line.strip().split("|") for line in out.splitlines()]
+    return other_machines(row for row in rows if len(row) == 2)
+
+
+def other_machines(named):
+    """{name, addresses} of each that is not this one; named: pairs of a name, and an address or another name, or ""."""
     found = []
-    for name, address in (one for text in texts for one in CONTROLLER.findall(text)):
+    for name, address in named:
         with contextlib.suppress(OSError):  # a name that nobody knows
             told = socket.getaddrinfo(address or name, None, type=socket.SOCK_STREAM)
             addresses = sorted({one[4][0] for one in told})
@@ -379,6 +398,7 @@ def main():
             "listening": listening(found),
             "published": published(module),
             "slurm_controllers": slurm_controllers(slurm_settings()),
+            "slurm_nodes": slurm_nodes(module) if listens(found, "slurmctld") else [],
             "ssh_ports": ports,
             "session": session,
             "tunnels": tunnels(module, session, [*clients, *module.params["peers"]], found),

@@ -26,6 +26,7 @@ def survey(**more):
         "listening": [SSHD],
         "published": [],
         "slurm_controllers": [],
+        "slurm_nodes": [],
         "ssh_ports": [22],
         "session": SESSION,
         "clients": [SESSION["client"]],
@@ -129,6 +130,74 @@ def test_a_node_of_somebody_elses_slurm_is_not_taken_from_it():
         assert len(plan["errors"]) == errors
     assert planned(listening=[SSHD, SLURMD], loaded=UNLOADED)["closes"] == ["tcp port 6818 (slurmd)"]
     planned(listening=[SSHD], slurm_controllers=[CONTROLLER])
+
+
+def test_the_nodes_of_a_slurm_whose_controller_a_host_is_are_not_shut_out():
+    ctld = {"proto": "tcp", "port": 6817, "address": "0.0.0.0", "link": "", "process": "slurmctld"}
+    nodes = [{"name": f"gpu{n}", "addresses": [f"10.9.0.{n}"]} for n in range(1, 8)]
+    facts = survey(listening=[SSHD, ctld], slurm_nodes=nodes, loaded=UNLOADED)
+
+    def errors(allow=(), names=(), **more):
+        return firewall_plan({**facts, **more}, ["10.9.0.1"], list(allow), [], 1, "", names)["errors"]
+
+    (error,) = errors(names=["gpu2"])
+    assert "of Slurm's nodes 5 (10.9.0.3, 10.9.0.4, 10.9.0.5, 10.9.0.6, …) are no hosts" in error
+    assert "firewall_allow: [{port: 6817" in error
+    assert errors(allow=[{"port": 6817, "from": ["10.9.0.0/24"]}]) == []
+    assert errors(names=[f"gpu{n}" for n in range(2, 8)]) == []
+    assert errors(loaded=LOADED) == []  # it was shut by an earlier run
+
+
+def test_slurms_nodes_are_asked_of_its_controller_alone(load_module, monkeypatch):
+    module = load_module("firewall_survey")
+    monkeypatch.setattr(module, "is_own", lambda address: address == "10.9.0.1")
+    monkeypatch.setattr(module.socket, "getaddrinfo", lambda name, *_, **__: [(0, 0, 0, "", (name, 0))])
+    answer = "gpu1|10.9.0.1\ngpu2|10.9.0.2\ngpu2|10.9.0.2\nlogin|10.9.0.9\nCLUSTER: a\n"
+    asked = type("Asked", (), {"run_command": lambda self, command: (0, answer, "")})()
+    assert module.slurm_nodes(asked) == [
+        {"name": "gpu2", "addresses": ["10.9.0.2"]},
+        {"name": "login", "addresses": ["10.9.0.9"]},
+    ]
+    ctld = {
+        "proto": "tcp",
+        "state": "LISTEN",
+        "address": "0.0.0.0",
+        "link": "",
+        "port": 6817,
+        "owners": [("slurmctld", 7)],
+    }
+    assert module.listens([ctld], "slurmctld") and not module.listens([ctld], "slurmd")
+
+
+def at(port, process, proto="tcp"):
+    return {"proto": proto, "port": port, "address": "0.0.0.0", "link": "", "process": process}
+
+
+@pytest.mark.parametrize(
+    ("there", "allow", "words"),
+    [
+        # k3s on one machine: CoreDNS asks the API server from 10.42.0.3.
+        ([at(6443, "k3s-server"), at(10250, "k3s-server"), at(8472, "an unknown process", "udp")], [],
+         "k3s-server listens on tcp port 10250, as a node of Kubernetes"),
+        ([at(6443, "k3s-server"), at(10250, "k3s-server"), at(8472, "an unknown process", "udp")], [],
+         "(tcp port 10250, tcp port 6443, udp port 8472)"),
+        ([at(6443, "kube-apiserver"), at(10250, "kubelet")], [], "(tcp port 10250, tcp port 6443)"),
+        ([at(10250, "k3s-agent")], [], "(tcp port 10250)"),
+        ([at(16443, "kubelite"), at(10250, "kubelite")], [], "tcp port 16443"),
+        ([at(10250, "kubelet")], [{"port": 10250, "from": ["10.42.0.0/16"]}], ""),
+        ([at(5405, "corosync", "udp")], [], "corosync listens on udp port 5405"),
+        ([at(5405, "corosync", "udp")], [{"port": "5404-5412", "proto": "udp"}], ""),
+        # What is only closed is warned of.
+        ([at(2377, "dockerd"), at(11434, "ollama"), at(8888, "jupyter-lab"), at(8006, "pveproxy")], [], ""),
+        ([at(2379, "etcd"), at(2380, "etcd"), at(6379, "redis"), at(8265, "ray"), at(4646, "nomad")], [], ""),
+    ],
+)  # fmt: skip
+def test_a_member_of_another_kind_of_cluster_is_not_taken_from_it(there, allow, words):
+    facts = survey(listening=[SSHD, *there], loaded=UNLOADED)
+    errors = firewall_plan(facts, ["192.168.1.101"], allow, [], 1)["errors"]
+    assert bool(errors) == bool(words) and words in "".join(errors)
+    # Where it was shut by an earlier run, that is as it is.
+    assert firewall_plan({**facts, "loaded": LOADED}, ["192.168.1.101"], allow, [], 1)["errors"] == []
 
 
 def test_slurms_controllers_are_read_from_its_settings(load_module, monkeypatch):
