@@ -80,8 +80,7 @@ def gpu_memory(cluster: Cluster) -> Iterable[Said]:
         if others:
             well = False
             told = ", ".join(f"{one['name']} (process {one['pid']}, GPU {one['gpu']})" for one in others[:4])
-            pids = " ".join(str(one["pid"]) for one in others)
-            yield Said(WARN, [host], f"{told}; {used:.0f} MiB in use", cluster.on([host], f"kill {pids}"))
+            yield Said(WARN, [host], f"{told}; {used:.0f} MiB in use", cluster.on([host], ending(others)))
         if not foreign and used > cluster.limits.gpu_used_mb and not busy([cluster.facts[host]["run"]]):
             well = False
             cure = cluster.on([host], 'sh -c "fuser -v /dev/nvidia*"') + "   and end what it names"
@@ -90,6 +89,14 @@ def gpu_memory(cluster: Cluster) -> Iterable[Said]:
         yield Said(SKIP, cluster.alive, "no host has a GPU")
     elif well:
         yield Said(PASS, list(found), "nobody else's")
+
+
+def ending(processes: list[dict]) -> str:
+    """The command that ends them, and keeps those ended that a service or a container would start again."""
+    pids = [str(one["pid"]) for one in processes if not one.get("end")]
+    commands = dict.fromkeys(one["end"] for one in processes if one.get("end"))
+    each = [*commands, *([f"kill {' '.join(pids)}"] if pids else [])]
+    return each[0] if len(each) == 1 else f'sh -c "{"; ".join(each)}"'
 
 
 @check(

@@ -67,7 +67,10 @@ def fault(want: dict, one: dict, unit: str) -> str:
     name, pid = one["owners"][0] if one["owners"] else ("the kernel", 0)
     whose = f"{name} (process {pid}{', ' if unit else ''}{unit})" if pid else name
     end = f"systemctl disable --now {unit}" if unit else f"ss -ltnp 'sport = :{want['port']}' shows it"
-    if pid == 1:  # systemd listens for a service that it starts when somebody comes, as for Cockpit's
+    if name == "docker-proxy":
+        end = f"docker ps --filter publish={want['port']} names the container of it, which docker stop ends"
+    # systemd listens for a service that it starts when somebody comes, as for Cockpit's; while that runs both do.
+    if 1 in (owner for _, owner in one["owners"]):
         end = f"systemctl list-sockets shows the unit of {want['port']}, which systemctl disable --now ends"
     return (
         f"{want['variable']}: found {whose} listening at {one['address']}:{want['port']}; expected that port of "

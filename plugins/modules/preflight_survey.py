@@ -72,6 +72,21 @@ from ansible.module_utils.pci_cards import DISPLAY, NVIDIA, UNUSABLE
 from ansible.module_utils.rdma_ports import rdma_ports
 from ansible.module_utils.same_files import sizes
 
+# What keeps a process, by its control group, and the command that ends that.
+KEEPERS = (
+    (r"/job_(\d+)\b", "scancel"),
+    (r"docker[-/]([0-9a-f]{12})[0-9a-f]{52}", "docker stop"),
+    (r"libpod-([0-9a-f]{12})[0-9a-f]{52}", "podman stop"),
+)
+# Services in which anybody's processes are, and which start none again.
+OF_MANY = (
+    "atd.service",
+    "cron.service",
+    "slurmd.service",
+    "ssh.service",
+    "sshd.service",
+    "xrdp-sesman.service",
+)
 GPU_FIELDS = (
     "index",
     "name",
@@ -389,12 +404,24 @@ def gpus(run_command) -> tuple[list[dict[str, str]], str]:
 
 def gpu_processes(text: str) -> list[dict]:
     """{gpu, pid, kind (C, G or C+G), name} of `nvidia-smi pmon -c 1`."""
-    found = []
+    found, last = [], -1  # the name's column, and what is cut of its own words after it: chrome --type=g
     for line in text.splitlines():
         words = line.split()
-        if len(words) >= 4 and words[0].isdigit() and words[1].isdigit():
-            found.append({"gpu": int(words[0]), "pid": int(words[1]), "kind": words[2], "name": words[-1]})
+        if words[:2] == ["#", "gpu"]:
+            last = len(words) - 2
+        elif len(words) >= 4 and words[0].isdigit() and words[1].isdigit():
+            found.append({"gpu": int(words[0]), "pid": int(words[1]), "kind": words[2], "name": words[last]})
     return found
+
+
+def keeper(pid: int, proc: str = "/proc") -> str:
+    """The command that ends what started a process, by its control group; "" where nothing would start it again."""
+    text = read(f"{proc}/{pid}/cgroup")
+    unit = re.search(r"/system\.slice/(?:\S+/)?([^/\s]+\.service)", text)
+    for pattern, command in KEEPERS:
+        if kept := re.search(pattern, text):
+            return f"{command} {kept[1]}"
+    return f"systemctl stop {unit[1]}" if unit and unit[1] not in OF_MANY else ""
 
 
 def xids(text: str, uptime: float) -> list[dict]:
@@ -420,7 +447,10 @@ def gpu_survey(run_command, root: str = "") -> dict:
     if not error:
         _, out, _ = run_command(["timeout", "10", "nvidia-smi", "pmon", "-c", "1"])
         ours = set(run_processes())
-        processes = [{**one, "run": one["pid"] in ours or at_work(one["pid"])} for one in gpu_processes(out)]
+        processes = [
+            {**one, "run": one["pid"] in ours or at_work(one["pid"]), "end": keeper(one["pid"])}
+            for one in gpu_processes(out)
+        ]
     _, out, _ = run_command(["timeout", "5", "dmesg"])
     return {
         "cards": there,

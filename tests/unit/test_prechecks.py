@@ -96,6 +96,14 @@ SERVICES = {7: "prometheus-node-exporter.service", 8: "trainyard-etcd.service", 
             [listens(9090, "*", [("systemd", 1)])],
             "(sudo systemctl list-sockets shows the unit of 9090, which",
         ),
+        (
+            [listens(9090, "*", [("cockpit-tls", 77), ("systemd", 1)])],  # somebody looks at Cockpit just now
+            "(sudo systemctl list-sockets shows the unit of 9090, which",
+        ),
+        (
+            [listens(9090, owners=[("docker-proxy", 900)])],
+            "(sudo docker ps --filter publish=9090 names the container of it, which docker stop ends)",
+        ),
         ([listens(2389, "10.0.0.1", [("python", 9)])], "(process 9, trainyard@a.service)"),  # a rank's own
         ([listens(2389, owners=[])], "found the kernel listening at 0.0.0.0:2389"),
     ],

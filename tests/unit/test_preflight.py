@@ -313,6 +313,22 @@ FAULTS = {
         [("node1", "survey.gpu.processes", [{"gpu": 0, "pid": 99, "kind": "C", "name": "ollama", "run": False}])],
         "gpu_memory", WARN, "node1", "ollama (process 99", "kill 99",
     ),
+    "GPU processes that would come again": (
+        [
+            (
+                "node1", "survey.gpu.processes",
+                [
+                    {"gpu": 0, "pid": pid, "kind": "C", "name": name, "run": False, "end": end}
+                    for pid, name, end in (
+                        (98, "ollama", "systemctl stop ollama.service"), (99, "ollama", "systemctl stop ollama.service"),
+                        (7, "python3", ""), (8, "vllm", "docker stop 0123456789ab"),
+                    )
+                ],
+            )
+        ],
+        "gpu_memory", WARN, "node1", "vllm (process 8",
+        'sh -c "systemctl stop ollama.service; docker stop 0123456789ab; kill 7"',
+    ),
     "memory left over": ([("node1", "survey.gpu.gpus.0.memory.used", "900")], "gpu_memory", WARN, "node1", "900 MiB", "fuser"),
     "ECC": ([("node3", "survey.gpu.gpus.0.ecc.errors.uncorrected.volatile.total", "3")], "gpu_health", FAIL, "node3", "3 uncorrected", "gpu-reset"),
     "row remapping": ([("node3", "survey.gpu.gpus.0.remapped_rows.pending", "Yes")], "gpu_health", FAIL, "node3", "pending", "gpu-reset"),
@@ -1082,6 +1098,33 @@ def test_a_process_of_a_burn_is_not_a_stranger_s(tmp_path):
     assert [host_runs.at_work(pid, str(tmp_path)) for pid in (7, 8, 9)] == [True, False, False]
 
 
+@pytest.mark.parametrize(
+    ("cgroup", "command"),
+    [
+        ("0::/system.slice/ollama.service", "systemctl stop ollama.service"),
+        ("0::/system.slice/system-vllm.slice/vllm@a.service", "systemctl stop vllm@a.service"),
+        ("1:name=systemd:/system.slice/boinc-client.service\n0::/", "systemctl stop boinc-client.service"),
+        (f"0::/system.slice/docker-{'0a' * 32}.scope", f"docker stop {'0a' * 6}"),
+        (f"4:devices:/docker/{'0a' * 32}", f"docker stop {'0a' * 6}"),
+        (f"0::/machine.slice/libpod-{'0a' * 32}.scope/container", f"podman stop {'0a' * 6}"),
+        ("0::/system.slice/slurmstepd.scope/job_123/step_0/user/task_0", "scancel 123"),
+        ("5:memory:/slurm/uid_1000/job_77/step_batch", "scancel 77"),
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/app-org.x.service", ""),
+        ("0::/user.slice/user-1000.slice/session-3.scope", ""),
+        ("0::/system.slice/cron.service", ""),
+        ("0::/system.slice/ssh.service", ""),
+        (f"0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-{'0a' * 32}.scope", ""),
+        ("0::/", ""),
+    ],
+)
+def test_what_would_start_a_process_again_is_ended_instead(load_module, tmp_path, cgroup, command):
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/cgroup").write_text(f"{cgroup}\n")
+    module = load_module("preflight_survey")
+    assert module.keeper(7, str(tmp_path)) == command
+    assert module.keeper(8, str(tmp_path)) == ""  # it has ended
+
+
 def test_processes_and_faults_of_cards_are_read(load_module):
     module = load_module("preflight_survey")
     pmon = (
@@ -1089,11 +1132,13 @@ def test_processes_and_faults_of_cards_are_read(load_module):
         "# Idx           #    C/G      %      %      %      %    name\n"
         "    0       1234      G      1      0      -      -    Xorg\n"
         "    0       5678    C+G     40     20      -      -    python3\n"
+        "    0       5679    C+G      -      -      -      -    chrome --type=g\n"
         "    1          -      -      -      -      -      -    -\n"
     )
     assert module.gpu_processes(pmon) == [
         {"gpu": 0, "pid": 1234, "kind": "G", "name": "Xorg"},
         {"gpu": 0, "pid": 5678, "kind": "C+G", "name": "python3"},
+        {"gpu": 0, "pid": 5679, "kind": "C+G", "name": "chrome"},
     ]
     log = "[ 12.3] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"
     (fault,) = module.xids("[ 1.0] eth0: up\n" + log, 20.0)
