@@ -40,6 +40,11 @@ JOB_AT_WORK = (
     *("RUNNING", "COMPLETING", "STOPPED", "SUSPENDED", "UNKNOWN"),
     *("RESIZING", "SIGNALING", "STAGE_OUT"),
 )
+# Reasons for which a job waits until somebody does something.
+HELD = re.compile(r"held|^JobHoldMaxRequeue", re.IGNORECASE)
+NEVER = re.compile(
+    r"^(Partition(Time|Node)Limit|BadConstraints|Invalid(Account|QOS)|DependencyNeverSatisfied|\w+PerJob)"
+)
 ENDED = ("finished", "stopped", "failed")
 RELEASE = "TRAINYARD_RELEASE"  # what RUN.env calls the directory of the release that the run keeps
 AT_BOOT = "/etc/systemd/system/*.wants/" + UNIT + "*.service"  # links of enabled units
@@ -135,9 +140,16 @@ def job_words(job: dict[str, str]) -> str:
     """How a job is, for a person."""
     if job["state"] == "UNKNOWN":
         return f"Slurm cannot be asked about it: {job['reason']}"
-    return f"Slurm's job {job['id']} is {job['state'].lower()}" + (
+    said = f"Slurm's job {job['id']} is {job['state'].lower()}" + (
         f": {job['reason']}" if job["reason"] else ""
     )
+    if job["state"] in JOB_AT_WORK:
+        return said
+    if HELD.search(job["reason"]):
+        return f"{said}; mend that, then scontrol release {job['id']}"
+    if NEVER.search(job["reason"]):
+        return f"{said}; so it never begins: stop the run, and correct trainer_slurm_…"
+    return said
 
 
 def slurm_jobs(run_command, state_dir: str) -> dict[str, dict[str, str]]:

@@ -444,6 +444,27 @@ def test_jobs_are_those_of_runs_that_lie_here(state_dir):
     assert host_runs.job_words(found["first"]) == "Slurm's job 7 is pending: Resources"
 
 
+@pytest.mark.parametrize(
+    ("reason", "more"),
+    [
+        ("launch failed requeued held", "; mend that, then scontrol release 7"),
+        ("JobHeldAdmin", "; mend that, then scontrol release 7"),
+        ("JobHoldMaxRequeue", "; mend that, then scontrol release 7"),
+        ("PartitionTimeLimit", "; so it never begins"),
+        ("QOSMaxGRESPerJob", "; so it never begins"),
+        ("InvalidQOS", "; so it never begins"),
+        ("QOSMaxGRESPerUser", ""),  # until another of the user's ends
+        ("ReqNodeNotAvail, UnavailableNodes:gpu[001-004]", ""),
+        ("Priority", ""),
+    ],
+)
+def test_a_job_that_would_wait_for_ever_is_told_with_what_helps(reason, more):
+    job = {"id": "7", "state": "PENDING", "reason": reason}
+    assert host_runs.job_words(job).startswith(f"Slurm's job 7 is pending: {reason}{more}")
+    assert bool(more) or host_runs.job_words(job).endswith(reason)
+    assert ";" not in host_runs.job_words({**job, "state": "RUNNING"})
+
+
 def test_nobody_asks_slurm_where_it_keeps_no_run(tmp_path):
     (tmp_path / "runs/first").mkdir(parents=True)
     assert host_runs.slurm_jobs(None, str(tmp_path)) == {}
