@@ -151,8 +151,8 @@ def slurm_problems(facts: dict[str, dict], partition: str = "", options: Iterabl
     if lacking := [host for host, one in asked.items() if one["lacking"]]:
         return [
             f"{names(lacking)}: found no {', '.join(asked[lacking[0]]['lacking'])} there; launcher=slurm wants Slurm's "
-            "commands on every host of the run, since its job may begin on any: apt install slurm-client, or leave "
-            "launcher=slurm out"
+            "commands on every host of the run, since its job may begin on any: apt install slurm-client; where Slurm "
+            "is one's own build (/opt/slurm/bin), link its commands into /usr/local/bin; or leave launcher=slurm out"
         ]
     if silent := [host for host, one in asked.items() if one["fault"]]:
         return [

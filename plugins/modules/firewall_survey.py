@@ -51,9 +51,11 @@ PASSED_ON = re.compile(
     r"|-j REDIRECT(?![-\w])(?: --to-ports (\S+))?|(?<![-\w])redirect(?![-\w])(?: to (\S+))?)"
 )
 # What passes nothing on for others: a comment's words, and what holds for the host's own connections. iptables-save:
-# -A OUTPUT …; nft: a chain that begins with type nat hook output …
+# -A OUTPUT …, -d 127.0.0.1/32 …; nft: ip daddr 127.0.0.1 …, a chain that begins with type nat hook output …
 ASIDE = re.compile(
-    r'"(?:[^"\\\n]|\\[^\n])*"|--comment [^"\s]\S*|^-A OUTPUT [^\n]*|^\s*type \w+ hook output\b.*?^\s*\}$',
+    r'"(?:[^"\\\n]|\\[^\n])*"|--comment [^"\s]\S*|^-A OUTPUT [^\n]*'
+    r"|^[^\n]*(?:(?<!! )-d |ip daddr )127\.[^\n]*"
+    r"|^\s*type \w+ hook output\b.*?^\s*\}$",
     re.MULTILINE | re.DOTALL,
 )
 # nft: dnat to tcp dport map { 80 : 172.17.0.2, 81 : 172.17.0.3 . 8080 }
@@ -70,10 +72,12 @@ OPENED = re.compile(
 )
 
 
-# Where slurmd has its settings: Debian's, Ubuntu's of old, and what the controller itself hands out.
+# Where slurmd has its settings: Debian's, Ubuntu's of old, one's own build, and what the controller itself hands out.
 SLURM = (
     "/etc/slurm/slurm.conf",
     "/etc/slurm-llnl/slurm.conf",
+    "/opt/slurm/etc/slurm.conf",
+    "/usr/local/etc/slurm.conf",
     "/run/slurm/conf/slurm.conf",
     "/var/spool/slurmd/conf-cache/slurm.conf",
     "/var/lib/slurm/slurmd/conf-cache/slurm.conf",

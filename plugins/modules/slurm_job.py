@@ -73,7 +73,8 @@ def submit(module: AnsibleModule) -> str:
         if RIGHTS.search(said):
             user = (
                 f" Slurm knows the run as the user {p['user']}: where it keeps accounts, that one must be in one "
-                f"(sacctmgr add user {p['user']} account=NAME), and in a group that the partition lets in."
+                f"(sacctmgr add user {p['user']} account=NAME), known by the same "
+                "number where slurmctld is, and in a group that the partition lets in."
             )
         module.fail_json(
             msg=f"Slurm refused the job of run {p['run']}: {said}. Correct trainer_slurm_partition, "

@@ -818,6 +818,7 @@ IPTABLES = """
 -A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER
 -A POSTROUTING -s 172.17.0.2/32 -d 172.17.0.2/32 -p tcp -m tcp --dport 80 -j MASQUERADE
 -A DOCKER ! -i docker0 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 172.17.0.2:80
+-A DOCKER -d 127.0.0.1/32 ! -i docker0 -p tcp -m tcp --dport 11434 -j DNAT --to-destination 172.17.0.2:11434
 -A DOCKER -d 10.0.0.1/32 ! -i docker0 -p udp -m udp --dport 53 -j DNAT --to-destination 172.17.0.3:53
 -A PREROUTING -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 8080
 -A POSTROUTING -p tcp -m tcp --dport 25 -j MASQUERADE --to-ports 1024-31000

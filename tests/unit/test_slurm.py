@@ -210,7 +210,11 @@ def test_a_node_is_known_by_its_name_its_host_name_or_its_address():
 @pytest.mark.parametrize(
     ("them", "partition", "words"),
     [
-        (facts({}, {"lacking": ["sbatch", "srun"]}), "", ["node2: found no sbatch, srun", "slurm-client"]),
+        (
+            facts({}, {"lacking": ["sbatch", "srun"]}),
+            "",
+            ["node2: found no sbatch, srun", "slurm-client", "/opt/slurm/bin"],
+        ),
         (
             facts({"fault": "Unable to contact"}, {}),
             "",
