@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from host_runs import JOB, JOB_AT_WORK, JOB_QUESTION, JOB_SCRIPT, MOST, job_words, read_jobs
+from host_runs import HIDDEN, JOB, JOB_AT_WORK, JOB_QUESTION, JOB_SCRIPT, MOST, job_words, read_jobs
 
 # How a line of launch.log begins: trainer/environment.py, Stamped.
 STAMP = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) ")
@@ -66,7 +66,7 @@ def _job_command(run: str) -> str:
         f"unknown='Job=|UNKNOWN|'{name}'|'; "
         f'if job=$({ask} 2>&1); then if row=$(echo "$job" | grep -F "|"{name}"|"); '
         'then echo ActiveState=active; echo "Job=$row"; '
-        f'elif {hidden}; then echo ActiveState=active; echo "${{unknown}}Slurm shows jobs to their own user alone"; '
+        f'elif {hidden}; then echo ActiveState=active; echo "$unknown"{shlex.quote(HIDDEN)}; '
         f"else echo ActiveState=inactive; echo ExecMainStatus=$({exit_file}); fi; "
         'else echo ActiveState=active; echo "$unknown$(echo "$job" | tail -n 1)"; fi'
     )

@@ -484,6 +484,21 @@ def test_where_slurm_does_not_answer_a_run_counts_as_active_that_has_not_ended(s
         assert host_runs.job_words(found["first"]) == "Slurm cannot be asked about it: squeue: error: down"
 
 
+@pytest.mark.parametrize(
+    ("private", "user", "known"), [("jobs,usage", 1, True), ("none", 1, False), ("jobs", 0, False)]
+)
+def test_where_slurm_hides_others_jobs_a_run_counts_as_active_that_has_not_ended(
+    state_dir, monkeypatch, private, user, known
+):
+    (state_dir / "runs/first/status.json").write_text('{"state": "running"}')
+    monkeypatch.setattr(host_runs.os, "geteuid", lambda: 54321 * user)
+    config = f"PluginDir = /usr/lib\nPrivateData             = {private}\n"
+    found = host_runs.slurm_jobs(
+        lambda command: (0, config if "scontrol" in command else "", ""), str(state_dir)
+    )
+    assert [job["state"] for job in found.values()] == ["UNKNOWN"] * known
+
+
 def keeper(run_dir, commands, answer):
     """The state of the run in `run_dir`, as the very command finds it with that shell text for squeue."""
     commands.mkdir(exist_ok=True)
