@@ -177,7 +177,8 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached="", 
             raise Refused(
                 f"On this host {' and '.join(survey['shut'])}: what one firewall drops another cannot let in; nothing "
                 "was changed. Either let the peers in there, too (all that comes from their addresses, and what goes "
-                "to them out); or take it away, at boot, too (sudo systemctl disable --now nftables, or "
+                "to them out; of a ban: sudo fail2ban-client unban ADDRESS, or sudo cscli decisions delete --ip "
+                "ADDRESS); or take it away, at boot, too (sudo systemctl disable --now nftables, or "
                 "netfilter-persistent, where it comes from their files; what is in force: sudo nft 'chain FAMILY TABLE "
                 "CHAIN { policy accept; }' and then sudo nft flush chain FAMILY TABLE CHAIN, or sudo iptables, or "
                 "iptables-legacy, -t TABLE -P CHAIN ACCEPT, and then -F CHAIN); "

@@ -442,6 +442,8 @@ def test_what_is_passed_on_to_containers_is_closed_and_named_like_the_rest():
             {},
             "On this host a shuts out x and b shuts out y: what one",
         ),
+        # A peer that fail2ban has banned: its chain need not be flushed.
+        ({"shut": ["iptables' chain INPUT shuts out x"]}, {}, "sudo fail2ban-client unban ADDRESS"),
         ({}, {"allow": [{"port": "0"}]}, "firewall_allow[0].port is '0'"),
         ({}, {"allow": [{"port": "90-80"}]}, "firewall_allow[0].port is '90-80'"),
         ({}, {"allow": [{"proto": "tcp"}]}, "firewall_allow[0].port is ''"),
