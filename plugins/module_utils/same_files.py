@@ -14,6 +14,7 @@ import signal
 NETWORK = (
     *("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "glusterfs", "fuse.glusterfs", "fuse.ceph"),
     *("fuse.sshfs", "9p", "gpfs", "afs", "orangefs", "fuse.juicefs", "weka", "wekafs"),
+    *("fuse.ceph-fuse", "fuse.mfs", "pvfs2", "gfs2", "ocfs2"),
 )
 UNSEEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # by a run's unit (ProtectHome, PrivateTmp)
 SECONDS = 10.0  # that a server may take

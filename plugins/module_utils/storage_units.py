@@ -10,17 +10,25 @@ FOLDER = "/etc/systemd/system"
 MARK = "# Written by Trainyard (the role storage)"  # the first words of each of its units
 
 
-def mounts_at(path: str, table: str = "/proc/self/mountinfo") -> list[dict]:
-    """What is mounted at just `path`, the last one on top; nothing is asked of what is mounted."""
+def mount_table(table: str = "/proc/self/mountinfo") -> list[dict]:
+    """What is mounted, {at, type, source}, of one place the last one on top; nothing is asked of what is mounted."""
     found = []
     with open(table, encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             left, _, right = line.partition(" - ")
-            where = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), left.split()[4])
-            if where == path:
-                kind, source = right.split()[:2]
-                found.append({"type": kind, "source": source})
+            kind, source, *_ = [*right.split(" "), ""]
+            found.append({"at": unescaped(left.split()[4]), "type": kind, "source": unescaped(source)})
     return found
+
+
+def mounts_at(path: str, table: str = "/proc/self/mountinfo") -> list[dict]:
+    """What is mounted at just `path`, as `mount_table` has it."""
+    return [mount for mount in mount_table(table) if mount["at"] == path]
+
+
+def unescaped(path: str) -> str:
+    r"""A path of the kernel's, of /etc/exports or /etc/fstab, in which a blank is \040."""
+    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), path)
 
 
 def our_units(folder: str = FOLDER) -> dict[str, str]:

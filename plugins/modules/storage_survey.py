@@ -64,13 +64,18 @@ survey:
       type: bool
     parent: {description: Whether its parent directory is there and not the role's., type: bool}
     closed: {description: "The first directory above it that not everybody passes through, if any.", type: str}
-    mounts: {description: "What is mounted there, as type and source; the last one is seen.", type: list}
+    real: {description: "The path without links, where a directory above it is a link; else empty.", type: str}
+    disk: {description: "Of the file system that it lies on: at, type, source.", type: dict}
+    unmounted: {description: "The line of /etc/fstab for a directory above it that is not mounted, if any.", type: str}
+    mounts: {description: "What is mounted there, as at, type and source; the last one is seen.", type: list}
     fstab: {description: "The line of /etc/fstab that mounts something there, if any.", type: str}
     strange_units: {description: "Files of units of somebody else's that mount there.", type: list}
     units: {description: "The role's mount points, whether mounted or not.", type: list}
     exports: {description: Whether the role's exports are there., type: bool}
     others: {description: "Other exports of the path, as file:line.", type: list}
     roots: {description: "Exports that are the root of NFS 4, as path, place (file:line) and clients.", type: list}
+    above: {description: "Exports of directories above it whose options NFS 4 keeps to there, as roots.", type: list}
+    taken: {description: "The program that has the port of NFS, other than the kernel's server; or empty.", type: str}
     other_nfs:
       description: "Settings of nfs.conf by which NFS 4 is not served at port 2049, as file:line (setting)."
       type: list
@@ -90,20 +95,24 @@ import stat
 
 from ansible.module_utils.as_user import acting_as
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host_survey import sockets
 from ansible.module_utils.managed_block import read
 from ansible.module_utils.storage_units import (
     FOLDER,
     is_ours,
     is_roles,
+    mount_table,
     mounts_at,
     our_units,
     storage_unit,
+    unescaped,
     where,
 )
 
 NETWORK = ("autofs", "nfs", "nfs4")
 NO = ("n", "no", "f", "false", "off", "0")
 MODE = 0o2770  # of the directory that the role makes
+PORT = 2049
 
 
 def place(path: str, mounts: list[dict], units: list[str]) -> str:
@@ -152,6 +161,22 @@ def closed(path: str, gid: int | None) -> str:
     return ""
 
 
+def real(path: str) -> str:
+    """`path` without the links among the directories above it; "" where there is none."""
+    found = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    return found if found != path else ""
+
+
+def lies_on(path: str, mounts: list[dict]) -> dict:
+    """The one of `mounts` that `path` lies on: the deepest, of several at one place the last."""
+    around = [mount for mount in reversed(mounts) if mount["at"] == path or below(path, mount["at"])]
+    return max(around, key=lambda mount: len(mount["at"]), default={"at": "", "type": "", "source": ""})
+
+
+def below(path: str, top: str) -> bool:
+    return path.startswith(f"{top.rstrip('/')}/") and path != top
+
+
 def account(user: str) -> dict | None:
     try:
         found = pwd.getpwnam(user)
@@ -186,23 +211,56 @@ def exports_of(files: list[str]) -> list[tuple[str, str, list[str]]]:
     return found
 
 
+def clients_of(words: list[str]) -> list[tuple[str, list[str]]]:
+    """(client, options) of the words after an export's path; a word without a client is everybody's."""
+    usual, found = "", []
+    for word in words:
+        if word.startswith("-"):
+            usual = word[1:]
+            continue
+        client, _, options = word.rstrip(")").partition("(")
+        found.append((client or "*", f"{usual},{options}".split(",")))
+    return found
+
+
 def roots(files: list[str]) -> list[dict]:
     """[{path, place, clients}] of the exports that are the root of NFS 4 for some clients (fsid=0), but for /."""
     found = []
     for path, place, words in exports_of(files):
-        usual, clients = "", []
-        for word in words:
-            if word.startswith("-"):
-                usual = word[1:]
-                continue
-            client, _, options = word.rstrip(")").partition("(")
-            # The last of each counts; a word without a client is everybody's.
-            told = [one for one in f"{usual},{options}".split(",") if one.startswith("fsid=")][-1:]
+        clients = []
+        for client, options in clients_of(words):
+            # The last of each counts.
+            told = [one for one in options if one.startswith("fsid=")][-1:]
             if told and told[0] in ("fsid=0", "fsid=root"):
-                clients.append(client or "*")
+                clients.append(client)
         if clients and path != "/":
             found.append({"path": path, "place": place, "clients": clients})
     return found
+
+
+def above(files: list[str], path: str, mounts: list[dict]) -> list[dict]:
+    """[{path, place, clients}] of the exports of directories above `path` whose options NFS 4 keeps to at `path`.
+
+    Within an export it looks for another one only where something is mounted, and not even there with crossmnt.
+    """
+    found = []
+    for top, place, words in exports_of(files):
+        between = [at for at in {mount["at"] for mount in mounts} if below(at, top) and below(path, at)]
+        clients = [client for client, options in clients_of(words) if not between or "crossmnt" in options]
+        if clients and below(path, top) and all(mount["at"] != path for mount in mounts):
+            found.append({"path": top, "place": place, "clients": clients})
+    return found
+
+
+def taken(found: list[dict], port: int = PORT) -> str:
+    """The program that listens at the port of NFS, of the host's sockets(); the kernel's own server is none."""
+    owners = [
+        owner
+        for one in found
+        if (one["proto"], one["state"], one["port"]) == ("tcp", "LISTEN", port)
+        for owner in one["owners"]
+    ]
+    return "{} (process {})".format(*owners[0]) if owners else ""
 
 
 def other_nfs(files: list[str]) -> list[str]:
@@ -222,17 +280,22 @@ def other_nfs(files: list[str]) -> list[str]:
     return [one for one in found.values() if one]
 
 
-def unescaped(path: str) -> str:
-    r"""A path of /etc/exports or /etc/fstab, in which a blank is \040."""
-    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), path)
-
-
 def in_fstab(path: str, table: str = "/etc/fstab") -> str:
     """The line of /etc/fstab that has something mounted at `path`, at boot or later, as "file:line (what)"; or ""."""
     for number, line in enumerate(read(table).splitlines(), 1):
         words = line.split()
         if len(words) > 1 and not words[0].startswith("#") and unescaped(words[1]).rstrip("/") == path:
             return f"{table}:{number} ({words[0]})"
+    return ""
+
+
+def unmounted(path: str, mounts: list[dict], table: str = "/etc/fstab") -> str:
+    """The line of /etc/fstab for a directory above `path` at which nothing is mounted, and that directory; or ""."""
+    there, top = {mount["at"] for mount in mounts}, os.path.dirname(path)
+    while top != "/":
+        if top not in there and (line := in_fstab(top, table)):
+            return f"{line} at {top}"
+        top = os.path.dirname(top)
     return ""
 
 
@@ -270,6 +333,17 @@ def main() -> None:
     options["v4_files"] = {"type": "list", "elements": "path", "required": True}
     options["user"] = {"type": "str", "required": True}
     module = AnsibleModule(argument_spec=options, supports_check_mode=True)
+    try:
+        module.exit_json(changed=False, survey=survey(module))
+    except OSError as error:  # as of a mount above it whose server, or program, is gone
+        module.fail_json(
+            msg=f"storage_path: found {error.filename or module.params['path']}: {error.strerror or error}; expected "
+            f"to see what is there. Where something is mounted above it, `mount` shows what: mount that anew, or "
+            "choose another storage_path."
+        )
+
+
+def survey(module: AnsibleModule) -> dict:
     path, ours = module.params["path"], module.params["exports"]
     user = account(module.params["user"])
     gid = user["gid"] if user else None
@@ -282,35 +356,39 @@ def main() -> None:
     ]
     files = [name for name in files if os.path.exists(name)]
     exports = exported(files)
-    module.exit_json(
-        changed=False,
-        survey={
-            "user": module.params["user"],
-            "account": user,
-            "place": what,
-            "writable": not looks or writable(path, module.params["user"] if user else None),
-            "parent": os.path.isdir(os.path.dirname(path)) and not is_roles(os.path.dirname(path), gid),
-            "closed": closed(path, gid),
-            "mounts": mounts,
-            "fstab": in_fstab(path),
-            "strange_units": strange_units(path),
-            "units": units,
-            "exports": os.path.exists(ours),
-            "others": [where for name, where in exports if name == path],
-            "roots": roots(files),
-            "other_nfs": other_nfs(["/etc/nfs.conf", *sorted(glob.glob("/etc/nfs.conf.d/*.conf"))]),
-            "foreign": bool(exports),
-            "served": served(module.run_command, module.params["before"], ours),
-            "v4_alone": any(map(os.path.exists, module.params["v4_files"])),
-            "rpcbind": any(runs(module.run_command, f"rpcbind.{kind}") for kind in ("socket", "service")),
-            "exportfs": bool(module.get_bin_path("exportfs", opt_dirs=["/sbin", "/usr/sbin"])),
-            "kernel": {
-                "release": os.uname().release,
-                "nfs": kernel_has(module, "nfs"),
-                "nfsd": kernel_has(module, "nfsd"),
-            },
+    shut = closed(path, gid)
+    table = mount_table()  # after a look at what is above it, by which an automount has it mounted
+    return {
+        "user": module.params["user"],
+        "account": user,
+        "place": what,
+        "writable": not looks or writable(path, module.params["user"] if user else None),
+        "parent": os.path.isdir(os.path.dirname(path)) and not is_roles(os.path.dirname(path), gid),
+        "closed": shut,
+        "real": real(path),
+        "disk": lies_on(os.path.dirname(path) if what == "ours" else path, table),
+        "mounts": mounts,
+        "fstab": in_fstab(path),
+        "unmounted": unmounted(path, table),
+        "strange_units": strange_units(path),
+        "units": units,
+        "exports": os.path.exists(ours),
+        "others": [where for name, where in exports if name == path],
+        "roots": roots(files),
+        "above": above(files, path, [mount for mount in table if mount["at"] != path or what == "mount"]),
+        "other_nfs": other_nfs(["/etc/nfs.conf", *sorted(glob.glob("/etc/nfs.conf.d/*.conf"))]),
+        "taken": taken(sockets(module.run_command)),
+        "foreign": bool(exports),
+        "served": served(module.run_command, module.params["before"], ours),
+        "v4_alone": any(map(os.path.exists, module.params["v4_files"])),
+        "rpcbind": any(runs(module.run_command, f"rpcbind.{kind}") for kind in ("socket", "service")),
+        "exportfs": bool(module.get_bin_path("exportfs", opt_dirs=["/sbin", "/usr/sbin"])),
+        "kernel": {
+            "release": os.uname().release,
+            "nfs": kernel_has(module, "nfs"),
+            "nfsd": kernel_has(module, "nfsd"),
         },
-    )
+    }
 
 
 if __name__ == "__main__":

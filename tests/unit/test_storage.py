@@ -14,7 +14,7 @@ import jinja2
 import pytest
 import yaml
 
-from plugins.filter.storage import storage_exports, storage_fault, storage_unit
+from plugins.filter.storage import storage_export_failed, storage_exports, storage_fault, storage_unit
 from plugins.module_utils import storage_units
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +50,31 @@ def test_a_cluster_of_one_exports_to_nobody():
     assert PATH not in storage_exports(PATH, [], {"uid": 998, "gid": 997})
 
 
+@pytest.mark.parametrize(
+    ("rc", "lines", "failed"),
+    [
+        (0, [], False),
+        (0, [f"exportfs: {PATH} does not support NFS export"], False),
+        (1, [f"exportfs: {PATH} does not support NFS export"], True),
+        (1, [f"exportfs: {PATH} requires fsid= for NFS export"], True),
+        (1, ["exportfs: Failed to stat /mnt/usb: No such file or directory"], False),
+        (1, ["exportfs: Failed to stat /mnt/usb: No such file or directory", f"exportfs: {PATH} x"], True),
+        (1, [f"exportfs: Failed to stat {PATH}: No such file or directory"], True),
+        (1, ["exportfs: Failed to resolve tv.lan"], False),
+        (1, [f"exportfs: {PATH}2 does not support NFS export"], False),
+        (1, ['exportfs: /etc/exports:3: unknown keyword "rx"'], False),
+        (127, [], True),
+    ],
+)
+def test_an_export_of_somebody_elses_that_fails_is_not_ours(rc, lines, failed):
+    """exportfs tells of them all, and fails by any: an old line for a disk that is gone stopped site.yml."""
+    assert storage_export_failed({"rc": rc, "stderr_lines": lines}, PATH) is failed
+    for name in ("server", "withdraw"):
+        tasks = yaml.safe_load((ROOT / f"roles/storage/tasks/{name}.yml").read_text())
+        (task,) = [task for task in tasks if task.get("ansible.builtin.command") == "exportfs -ra"]
+        assert task["failed_when"] == "__storage_forced | storage_export_failed(storage_path)"
+
+
 # ---- who is refused ----
 
 GOOD = {
@@ -59,13 +84,18 @@ GOOD = {
     "writable": True,
     "parent": False,
     "closed": "",
+    "real": "",
+    "disk": {"at": "/", "type": "ext4", "source": "/dev/sda1"},
     "mounts": [],
     "fstab": "",
+    "unmounted": "",
     "strange_units": [],
     "units": [],
     "exports": False,
     "others": [],
     "roots": [],
+    "above": [],
+    "taken": "",
     "other_nfs": [],
     "foreign": False,
     "v4_alone": False,
@@ -92,7 +122,11 @@ NO_KERNEL = {"release": "6.18.44", "nfs": False, "nfsd": False}
         ("client", {"place": "ours", "mounts": NFS, "units": [PATH]}, ()),
         ("client", {"place": "directory"}, ()),
         ("client", {"others": ["/etc/exports:1"]}, ()),
-        ("server", {"place": "mount", "mounts": NAS}, ("mounted from nas:/export", "leave the group empty")),
+        (
+            "server",
+            {"place": "mount", "disk": {"at": PATH, **NAS[-1]}},
+            ("mounted from nas:/export (nfs4)", "leave the group empty"),
+        ),
         ("server", {"place": "link"}, ("to be a link", "Give the directory itself")),
         ("server", {"others": ["/etc/exports:3"]}, ("exported by /etc/exports:3, too", "Remove it there")),
         ("client", {"closed": "/srv"}, ()),
@@ -130,6 +164,15 @@ NO_KERNEL = {"release": "6.18.44", "nfs": False, "nfsd": False}
             (f"found {FSTAB} to mount", "nothing mounted there"),
         ),
         ("server", {"strange_units": ["/etc/systemd/system/x.mount"]}, ()),
+        ("server", {"taken": "ganesha.nfsd (process 7)"}, ("found ganesha.nfsd (process 7) at port 2049",)),
+        ("client", {"taken": "ganesha.nfsd (process 7)"}, ()),
+        ("server", {"unmounted": f"{FSTAB} at /data"}, (f"found {FSTAB} at /data, and nothing", "Mount it")),
+        ("client", {"unmounted": f"{FSTAB} at /data"}, ()),
+        ("server", {"real": "/mnt/big/shared"}, ("to be /mnt/big/shared, by a link", "Set storage_path to")),
+        ("client", {"real": "/mnt/big/shared"}, ("to be /mnt/big/shared, by a link", "Set storage_path to")),
+        # A guide's automount for a disk that is not there, a directory within a share.
+        ("server", {"disk": {"at": "/data", "type": "autofs", "source": "systemd-1"}}, ("(autofs)",)),
+        ("client", {"disk": {"at": "/mnt", "type": "nfs4", "source": "nas:/x"}}, ()),
     ],
 )
 def test_a_host_that_cannot_take_its_part_is_told_why(part, changes, words):
@@ -142,12 +185,41 @@ def test_a_host_that_cannot_take_its_part_is_told_why(part, changes, words):
 
 
 @pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        *(
+            (kind, "")
+            for kind in ("ext4", "xfs", "btrfs", "zfs", "f2fs", "vfat", "fuseblk", "ntfs3", "tmpfs")
+        ),
+        *((kind, "") for kind in ("ceph", "lustre", "beegfs", "gpfs", "gfs2")),  # served again, if it must be
+        *((kind, "leave the group empty") for kind in ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs")),
+        *((kind, "leave the group empty") for kind in ("fuse.glusterfs", "fuse.ceph-fuse", "fuse.mfs")),
+        *((kind, "put another host") for kind in ("overlay", "exfat", "virtiofs", "fuse.mergerfs")),
+        *(
+            (kind, "put another host")
+            for kind in ("fuse.rclone", "fuse.bindfs", "fuse.unionfs", "fuse.lxcfs")
+        ),
+    ],
+)
+def test_a_server_whose_disk_nfs_cannot_share_is_refused(kind, words):
+    """Else exportfs said so, when all hosts were changed."""
+    fault = storage_fault(GOOD | {"disk": {"at": "/d", "type": kind, "source": "s"}}, "server", PATH, "node1")
+    assert bool(fault) is bool(words) and words in fault
+    assert not fault or (f"found {PATH} " in fault and f"s ({kind}" in fault)
+
+
+@pytest.mark.parametrize(
     ("clients", "part", "refused"),
     [
         (["10.77.0.0/24"], "server", True),
         (["192.168.1.9", "10.77.0.0/255.255.255.0"], "server", True),
         (["*"], "server", True),
         (["*.lan"], "server", True),  # may be theirs
+        (["node2"], "server", True),
+        (["node2.lan"], "server", True),
+        (["node?"], "server", True),
+        (["@hosts"], "server", True),
+        (["tv.lan", "nas"], "server", False),
         (["192.168.1.0/24", "fd00::/8"], "server", False),  # theirs is another root
         (["gss/krb5i"], "server", False),  # as in the example of Debian's /etc/exports
         (["gss/krb5", "*"], "server", True),
@@ -157,9 +229,12 @@ def test_a_host_that_cannot_take_its_part_is_told_why(part, changes, words):
 def test_a_server_whose_nfs_begins_elsewhere_is_refused(clients, part, refused):
     """As of old in guides; the other hosts would not find the directory, after all else was set up."""
     survey = GOOD | {"roots": [{"path": "/srv/nfs4", "place": "/etc/exports:3", "clients": clients}]}
-    fault = storage_fault(survey, part, PATH, "node1", [{"address": "10.77.0.12"}])
+    peers = [{"address": "10.77.0.12", "names": ["node2"]}]
+    fault = storage_fault(survey, part, PATH, "node1", peers)
     assert ("found /srv/nfs4 to be the root of NFS 4 (/etc/exports:3, fsid=0)" in fault) is refused
     assert storage_fault(survey, part, PATH, "node1", []) == ""  # nobody mounts it
+    fault = storage_fault(survey | {"roots": [], "above": survey["roots"]}, part, PATH, "node1", peers)
+    assert ("found /srv/nfs4 exported to" in fault and "(/etc/exports:3); expected" in fault) is refused
     tasks = (ROOT / "roles/storage/tasks/precheck.yml").read_text()
     assert "storage_fault(_storage_part, storage_path, _storage_server, _storage_peers)" in tasks
 
@@ -216,8 +291,9 @@ def test_the_mount_table_is_read_without_a_look_at_the_mounts(tmp_path):
         f"4 1 8:2 / {PATH}2 rw - ext4 /dev/sdb1 rw\n"
         "5 1 8:2 / /with\\040space rw master:7 propagate_from:2 - ext4 /dev/sdc1 rw\n"
     )
-    assert storage_units.mounts_at(PATH, str(table)) == NFS
-    assert storage_units.mounts_at("/with space", str(table)) == [{"type": "ext4", "source": "/dev/sdc1"}]
+    assert storage_units.mounts_at(PATH, str(table)) == [{"at": PATH, **mount} for mount in NFS]
+    found = [{"at": "/with space", "type": "ext4", "source": "/dev/sdc1"}]
+    assert storage_units.mounts_at("/with space", str(table)) == found
     assert storage_units.mounts_at("/srv", str(table)) == []
 
 
@@ -280,6 +356,106 @@ def test_which_exports_are_the_root_of_nfs_4(survey, tmp_path):
         {"path": "/a", "place": f"{file}:3", "clients": ["x"]},
         {"path": "/b", "place": f"{file}:4", "clients": ["*"]},
     ]
+
+
+def mounted(*places):
+    return [{"at": at, "type": kind, "source": "s"} for at, kind in places]
+
+
+@pytest.mark.parametrize(
+    ("line", "at", "clients"),
+    [
+        ("/srv *(ro)", (), ["*"]),
+        ("/srv/ 10.0.0.0/8(rw,no_root_squash) nas(ro)", (), ["10.0.0.0/8", "nas"]),
+        ("/ *(ro,fsid=0,crossmnt)", (), ["*"]),
+        ("/srv/trainyard -ro a b(rw)", (), ["a", "b"]),
+        ('"/srv" (ro)', (), ["*"]),
+        ("/srv *(ro)", ("/mnt", "/srv", "/srv/trainyard/sha"), ["*"]),  # mounted elsewhere
+        ("/srv *(ro)", (PATH,), []),  # a disk of its own: its export begins there
+        ("/srv *(ro,crossmnt)", (PATH,), []),
+        ("/srv *(ro)", ("/srv/trainyard",), []),
+        ("/srv *(ro,crossmnt) x(ro)", ("/srv/trainyard",), ["*"]),
+        ("/srv -crossmnt x", ("/srv/trainyard",), ["x"]),
+        ("/ *(ro,fsid=0)", ("/srv",), []),
+        ("/sr *(ro)", (), []),
+        ("/srv/trainyard/shared2 *(ro)", (), []),
+        ("/srv/trainyard/shared/models *(ro)", (), []),
+        (f"{PATH} *(ro)", (), []),  # told of by itself
+        ("# /srv *(ro)", (), []),
+    ],
+)
+def test_exports_of_what_is_above_count_unless_a_mount_is_between(survey, tmp_path, line, at, clients):
+    """The kernel looks for another export within one only at a mount; else a client gets the upper one's options."""
+    (tmp_path / "exports").write_text(f"{line}\n")
+    mounts = mounted(("/", "ext4"), *((place, "xfs") for place in at))
+    found = survey.above([str(tmp_path / "exports")], PATH, mounts)
+    assert [client for one in found for client in one["clients"]] == clients
+
+
+@pytest.mark.parametrize(
+    ("path", "at"),
+    [
+        ("/", "/"),
+        (PATH, "/srv"),
+        ("/srv", "/srv"),
+        ("/srv2/x", "/"),
+        ("/mnt/nas/a b/c", "/mnt/nas/a b"),
+        ("/mnt/nas/x", "/mnt/nas"),
+    ],
+)
+def test_which_disk_a_path_lies_on_is_known_by_the_mount_table(survey, path, at):
+    table = mounted(("/", "rootfs"), ("/", "ext4"), ("/srv", "autofs"), ("/srv", "xfs"), ("/mnt/nas", "nfs4"))
+    table += mounted(("/mnt/nas/a b", "fuse.mergerfs"))
+    found = survey.lies_on(path, table)
+    assert found == [mount for mount in table if mount["at"] == at][-1]
+
+
+def test_a_line_of_fstab_for_what_is_above_and_not_mounted_is_seen(survey, tmp_path):
+    """A disk with nofail that did not come up: the shared directory would be made on the system's own."""
+    table = tmp_path / "fstab"
+    table.write_text(
+        "UUID=1 / ext4\nUUID=2 /data ext4 nofail\nUUID=3 none swap sw\nnas:/x /data/shared/x nfs\n"
+    )
+    root, disk = mounted(("/", "ext4")), mounted(("/", "ext4"), ("/data", "ext4"))
+    assert survey.unmounted("/data/shared", root, str(table)) == f"{table}:2 (UUID=2) at /data"
+    assert survey.unmounted("/data/shared", disk, str(table)) == ""
+    assert survey.unmounted("/data", root, str(table)) == ""  # told of by itself
+    assert survey.unmounted("/srv/shared", root, str(table)) == ""
+
+
+def test_a_link_above_the_path_is_seen(survey, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "data").symlink_to(tmp_path / "disk")
+    assert survey.real(f"{tmp_path}/data/a/shared") == f"{tmp_path}/disk/a/shared"
+    assert survey.real(f"{tmp_path}/disk/a/shared") == survey.real(f"{tmp_path}/data") == ""
+
+
+def test_another_server_at_the_port_of_nfs_is_seen(survey):
+    """NFS-Ganesha, or one in a container; the kernel's own has no process."""
+
+    def at(port, owners, state="LISTEN"):
+        return {"proto": "tcp", "state": state, "port": port, "owners": owners}
+
+    kernels = [at(2049, []), at(22, [("sshd", 1)]), at(2049, [("python3", 9)], "ESTAB")]
+    assert survey.taken(kernels) == ""
+    assert survey.taken([*kernels, at(2049, [("ganesha.nfsd", 7)])]) == "ganesha.nfsd (process 7)"
+
+
+def test_what_cannot_be_looked_at_is_told_with_a_cure(run_module, tmp_path):
+    """A stale handle, sshfs without its program; here, links that lead nowhere."""
+    (tmp_path / "loop").symlink_to("loop")
+    asked = {
+        "path": f"{tmp_path}/loop/shared",
+        "user": "root",
+        "exports": "/x",
+        "before": "/x",
+        "v4_files": [],
+    }
+    said = run_module("storage_survey", **asked)["msg"]
+    assert said.startswith(
+        f"storage_path: found {asked['path']}: Too many levels of symbolic links; expected "
+    )
+    assert "`mount` shows what" in said
 
 
 @pytest.mark.parametrize(
