@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -93,6 +94,19 @@ def _variable(name: str, query: str) -> dict:
     }
 
 
+def grafana_package(policy: str, wanted: str) -> str:
+    """The package that `monitoring_grafana: WANTED` has installed, by what `apt-cache policy` says; "" for none.
+
+    Of Grafana's editions the one that is there: they conflict, so apt would take the owner's away for another.
+    """
+    told = re.findall(r"(?m)^(\S+):\n +Installed: (.+)\n +Candidate: (.+)$", policy)
+    there = [name for name, installed, _ in told if installed != "(none)"]
+    known = any(name == "grafana" and candidate != "(none)" for name, _, candidate in told)
+    if wanted == "never" or (wanted == "auto" and not there and not known):
+        return ""
+    return there[0] if there else "grafana"
+
+
 class FilterModule:
     def filters(self):
-        return {"grafana_dashboard": grafana_dashboard}
+        return {"grafana_dashboard": grafana_dashboard, "grafana_package": grafana_package}

@@ -59,6 +59,11 @@ NEED = {
 }
 
 
+# That an installation may make on each of its disks: without a free inode a disk is full, whatever its bytes. The
+# Python environment alone has some 20,000.
+FILES = {"first": 30_000, "later": 1000}
+
+
 def nearest(path: str) -> str:
     """The directory, of `path` and those above it, that is there."""
     path = os.path.abspath(path)
@@ -88,8 +93,17 @@ def volume(number: int, sys: str = "/sys") -> str:
         return ""
 
 
-def faults(needs: list[dict]) -> list[str]:
-    """A sentence for each disk that has less room than what lies there needs together, besides what is there of it."""
+def read_only(needs: list[dict]) -> list[str]:
+    """The paths among `needs` where nothing can be written."""
+    paths = [need["path"] for need in needs]
+    return [path for path in paths if os.statvfs(nearest(path)).f_flag & os.ST_RDONLY]
+
+
+def faults(needs: list[dict], files: int = 0) -> list[str]:
+    """A sentence for each disk that has less room than what lies there needs together, besides what is there of it.
+
+    files: how many there must be inodes for.
+    """
     disks: dict[int, list[dict]] = {}
     for need in needs:
         need = {**need, "bytes": max(0, need["bytes"] - sum(map(size, need.get("left", []))))}
@@ -98,8 +112,10 @@ def faults(needs: list[dict]) -> list[str]:
     for number, together in disks.items():
         disk = os.statvfs(nearest(together[0]["path"]))
         free, needed = disk.f_bavail * disk.f_frsize, sum(need["bytes"] for need in together)
+        paths = ", ".join(need["path"] for need in together)
+        if disk.f_files and disk.f_favail < files:  # btrfs and others count none
+            said.append(f"{paths}: found {disk.f_favail} inodes free; expected {files}, for as many files.")
         if free < needed:
-            paths = ", ".join(need["path"] for need in together)
             what = ", ".join(f"{need['what']} ({need['bytes'] / 1e9:.2f})" for need in together)
             said.append(
                 f"{paths}: found {free / 1e9:.2f} GB free; expected {needed / 1e9:.2f} GB, for {what}."
@@ -126,8 +142,15 @@ def main() -> None:
     )
     p = module.params
     there = installed(p["environment"])
-    if said := faults(p["later" if there else "first"]):
-        cure = "Make room there (`df -h`, `apt-get clean`, `journalctl --vacuum-size=200M`), and run again."
+    which = "later" if there else "first"
+    if paths := read_only(p[which]):
+        module.fail_json(
+            msg=f"{', '.join(paths)}: found a disk that is mounted for reading alone; expected one to write to. The "
+            "kernel does so with a disk whose file system has faults: `dmesg --level=err,crit` says that, and a boot "
+            "checks it; else see /etc/fstab."
+        )
+    if said := faults(p[which], FILES[which]):
+        cure = "Make room there (`df -h`, `df -i`, `apt-get clean`, `journalctl --vacuum-size=200M`), and run again."
         if not there:
             cure += " python_env_dir places the environment on another disk."
         module.fail_json(msg=" ".join([*said, cure]))

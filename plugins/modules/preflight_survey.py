@@ -104,7 +104,7 @@ GPU_FIELDS = (
 )
 RENAMED = {"clocks_throttle_reasons.active": "clocks_event_reasons.active"}  # by newer drivers
 TOO_OLD = range(0x0000, 0x1340)  # device ids of Kepler and before, which the role nvidia leaves out
-XID = re.compile(r"(?:^\[ *(\d+\.\d+)\] )?NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(?:, (.*))?")
+XID = re.compile(r"(?:^\[ *(\d+\.\d+)\] )?NVRM: Xid \(PCI:([0-9a-fA-F:.]+)[^)]*\): (\d+)(?:, (.*))?")
 STORE_SECONDS = 4.0
 NAME_SECONDS = 5.0  # after which a name counts as one that nobody knows
 

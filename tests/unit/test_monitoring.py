@@ -2,6 +2,7 @@
 
 import configparser
 import contextlib
+import ctypes
 import importlib.util
 import json
 import math
@@ -339,8 +340,12 @@ def test_xids_are_counted_once_by_card(tmp_path, smi):
         assert found[("gpu_xid_errors_total", ("bus", "0000:1b:00"))] == 0
     with log.open("a") as file:
         file.write("3,4,9,-;NVRM: Xid (PCI:0000:1b:00): 48, pid=2\n")
+        # Of slices of a card (MIG).
+        file.write("3,5,9,-;NVRM: Xid (PCI:0000:1b:00 GPU-I:05): 94, pid=3, Contained: CE User Channel\n")
+        file.write("3,6,9,-;NVRM: Xid (PCI:0000:1b:00 GPU-I:01 GPU-CI:02): 13, pid=9, name=a\n")
     found = told(collect(tmp_path, reader, xids, str(tmp_path / "root")))
-    assert found[("gpu_xid_errors_total", ("bus", "0000:1b:00"))] == 1
+    assert found[("gpu_xid_errors_total", ("bus", "0000:1b:00"))] == 3
+    assert found[("gpu_xid_last", ("bus", "0000:1b:00"))] == 13
 
 
 def test_a_card_whose_nvidia_smi_is_gone_is_told(tmp_path, look):
@@ -497,6 +502,25 @@ def test_pauses_are_known_by_their_drivers_names(tmp_path, look, monkeypatch, na
         assert found == {("nic_pause_total", *labels): 5}
 
 
+def test_a_counters_name_that_is_no_text_is_no_fault(monkeypatch):
+    """A driver's own string; the service ended by it, each time that it was started."""
+    name = b"rx_\xb5s".ljust(32, b"\0")
+
+    def ioctl(door, request, structure):
+        _, address = hm.struct.unpack("16sP", structure)
+        asked = ctypes.c_uint32.from_address(address).value
+        given = {
+            hm.GSSET_INFO: (16, b"\1\0\0\0"),
+            hm.GSTRINGS: (12, name),
+            hm.GSTATS: (8, b"\7".ljust(8, b"\0")),
+        }
+        at, answer = given[asked]
+        ctypes.memmove(address + at, answer, len(answer))
+
+    monkeypatch.setattr(hm.fcntl, "ioctl", ioctl)
+    assert hm.ethtool_counters("eth0") == {"rx_\ufffds": 7}
+
+
 def test_a_card_without_counters_is_no_fault():
     with pytest.raises(OSError):
         hm.ethtool_counters("lo")
@@ -560,6 +584,45 @@ def rendered(name, **variables):
     jinja = jinja2.Environment(trim_blocks=True)
     jinja.filters["to_json"] = json.dumps  # Ansible's
     return jinja.from_string((FILES.parent / "templates" / name).read_text()).render(given)
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "package"),
+    [
+        ({}, "auto", ""),
+        ({}, "always", "grafana"),  # and apt says that it has none
+        ({"grafana": ("(none)", "(none)")}, "auto", ""),
+        ({"grafana": ("(none)", "11.2.0")}, "auto", "grafana"),
+        ({"grafana": ("(none)", "11.2.0")}, "never", ""),
+        ({"grafana": ("(none)", "11.2.0"), "grafana-enterprise": ("(none)", "11.2.0")}, "auto", "grafana"),
+        ({"grafana-enterprise": ("(none)", "11.2.0")}, "auto", ""),
+        ({"grafana": ("11.0.0", "11.2.0"), "grafana-enterprise": ("(none)", "11.2.0")}, "auto", "grafana"),
+        # The owner's edition stays: apt would take it away for the other.
+        (
+            {"grafana": ("(none)", "11.2"), "grafana-enterprise": ("11.0", "11.2")},
+            "auto",
+            "grafana-enterprise",
+        ),
+        (
+            {"grafana": ("(none)", "11.2"), "grafana-enterprise": ("11.0", "11.2")},
+            "always",
+            "grafana-enterprise",
+        ),
+        ({"grafana-enterprise": ("11.0", "11.0")}, "auto", "grafana-enterprise"),
+        ({"grafana-enterprise": ("11.0", "11.0")}, "never", ""),
+    ],
+)
+def test_the_edition_of_grafana_that_is_there_stays(there, wanted, package):
+    policy = "".join(
+        f"{name}:\n  Installed: {installed}\n  Candidate: {candidate}\n  Version table:\n     {candidate} 500\n"
+        "        500 https://apt.example stable/main amd64 Packages\n"
+        for name, (installed, candidate) in there.items()
+    )
+    assert grafana.grafana_package(policy, wanted) == package
+    for name in ("main", "precheck"):
+        tasks = yaml.safe_load((ROOT / f"roles/monitoring/tasks/{name}.yml").read_text())
+        (task,) = [task for task in tasks if task.get("register") == "__monitoring_apt"]
+        assert task["ansible.builtin.command"] == "apt-cache policy grafana grafana-enterprise"
 
 
 def test_grafana_is_for_who_is_on_the_host_and_lets_nobody_log_in():

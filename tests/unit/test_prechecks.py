@@ -4,11 +4,13 @@ import os
 import socket
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
+POLICY = "grafana:\n  Installed: (none)\n  Candidate: {}"
 SITE = (ROOT / "playbooks/site.yml").read_text()
 
 
@@ -137,10 +139,10 @@ def test_ports_of_this_machine(run_module):
         ({}, {"monitoring_exporter_port": ("10.0.0.2", 9100)}),
         ({"inventory_hostname": "node1"}, {"monitoring_exporter_port": ("10.0.0.2", 9100),
                                            "monitoring_port": ("127.0.0.1", 9090)}),
-        ({"inventory_hostname": "node1", "__monitoring_apt": {"stdout": "  Candidate: 11.0"}},
+        ({"inventory_hostname": "node1", "__monitoring_apt": {"stdout": POLICY.format("11.0")}},
          {"monitoring_exporter_port": ("10.0.0.2", 9100), "monitoring_port": ("127.0.0.1", 9090),
           "monitoring_grafana_port": ("127.0.0.1", 3001)}),
-        ({"inventory_hostname": "node1", "__monitoring_apt": {"stdout": "  Candidate: (none)"}},
+        ({"inventory_hostname": "node1", "__monitoring_apt": {"stdout": POLICY.format("(none)")}},
          {"monitoring_exporter_port": ("10.0.0.2", 9100), "monitoring_port": ("127.0.0.1", 9090)}),
         ({"inventory_hostname": "node1", "monitoring_grafana": "always", "monitoring_grafana_port": 4000},
          {"monitoring_exporter_port": ("10.0.0.2", 9100), "monitoring_port": ("127.0.0.1", 9090),
@@ -161,6 +163,31 @@ def test_a_host_is_asked_for_the_ports_that_it_is_to_have(known, ports):
     assert [one["variable"] for one in task["free_ports"]["wanted"]] == ["etcd_port", "etcd_peer_port"]
 
 
+@pytest.mark.parametrize(
+    ("known", "has"),
+    [
+        ({}, True),
+        ({"monitoring_dcgm": "always"}, True),
+        ({"__monitoring_dcgm_before": {"stdout": "datacenter-gpu-manager:\n  Installed: (none)\n"}}, True),
+        # Of before DCGM 4, the owner's: apt would take it away.
+        ({"__monitoring_dcgm_before": {"stdout": "datacenter-gpu-manager:\n  Installed: 1:3.3.9\n"}}, False),
+        ({"__monitoring_dcgm_other": {"status": 200}}, False),
+        ({"__monitoring_dcgm_apt": {"stdout_lines": []}}, False),
+        ({"__monitoring_cards": {"stdout": "No devices were found"}}, False),
+    ],
+)
+def test_dcgm_is_had_beside_no_other(known, has):
+    variables = yaml.safe_load((ROOT / "roles/monitoring/defaults/main.yml").read_text())
+    variables |= yaml.safe_load((ROOT / "roles/monitoring/vars/main.yml").read_text())
+    found = {
+        "__monitoring_cards": {"stdout": "GPU 0: NVIDIA H100 (UUID: GPU-1)"},
+        "__monitoring_dcgm_unit": {"stat": {"exists": False}},
+        "__monitoring_dcgm_other": {"status": -1},
+        "__monitoring_dcgm_apt": {"stdout_lines": ["datacenter-gpu-manager-exporter - Exporter"]},
+    }
+    assert templated(variables, found | known, "{{ _monitoring_has_dcgm }}") is has
+
+
 # ---- room ----
 
 FIRST = [
@@ -177,10 +204,10 @@ def disks(load_module, monkeypatch):
     def made(there):
         module = load_module("disk_room")
         status = namedtuple("Status", "st_dev")
-        space = namedtuple("Space", "f_bavail f_frsize")
+        space = namedtuple("Space", "f_bavail f_frsize f_files f_favail")
         monkeypatch.setattr(module.os.path, "exists", lambda path: path in there)
         monkeypatch.setattr(module.os, "stat", lambda path: status(there[path][0]))
-        monkeypatch.setattr(module.os, "statvfs", lambda path: space(there[path][1] * 1000, 1000))
+        monkeypatch.setattr(module.os, "statvfs", lambda path: space(there[path][1] * 1000, 1000, 0, 0))
         return module.faults([{**need, "bytes": need["bytes"] * 10**6} for need in FIRST])
 
     return made
@@ -210,6 +237,28 @@ def disks(load_module, monkeypatch):
 )
 def test_a_disk_without_room_is_named_with_what_it_is_for(disks, there, said):
     assert disks(there) == said
+
+
+@pytest.mark.parametrize(
+    ("inodes", "free", "said"),
+    [
+        (0, 0, ""),  # btrfs
+        (1_000_000, 0, "/, /srv: found 0 inodes free; expected 30000, for as many files."),
+        (1_000_000, 29_999, "/, /srv: found 29999 inodes free; expected 30000, for as many files."),
+        (1_000_000, 30_000, ""),
+    ],
+)
+def test_a_disk_without_inodes_is_full(load_module, monkeypatch, inodes, free, said):
+    """With gigabytes free: as of many small files, or of a disk that was made for large ones (mkfs -T largefile4)."""
+    module = load_module("disk_room")
+    needs = [{"path": path, "bytes": 1, "what": "x"} for path in ("/", "/srv")]
+    there = {"f_bavail": 10**9, "f_frsize": 4096, "f_files": inodes, "f_favail": free, "f_flag": 0}
+    monkeypatch.setattr(module.os, "statvfs", lambda path: SimpleNamespace(**there))
+    monkeypatch.setattr(module.os, "stat", lambda path: SimpleNamespace(st_dev=1))
+    assert module.faults(needs, module.FILES["first"]) == [said] * bool(said)
+    assert module.read_only(needs) == []
+    there["f_flag"] = os.ST_RDONLY
+    assert module.read_only(needs) == ["/", "/srv"]
 
 
 @pytest.mark.parametrize(

@@ -1145,6 +1145,9 @@ def test_processes_and_faults_of_cards_are_read(load_module):
     assert (fault["bus"], fault["xid"]) == ("0000:3b:00", 79) and "fallen off" in fault["text"]
     assert fault["age"] == pytest.approx(7.7)
     assert module.xids(log.partition("] ")[2], 20.0) == [{**fault, "age": None}]
+    assert module.xids(log.replace(":00)", ":00 GPU-I:05 GPU-CI:00)"), 20.0) == [
+        fault
+    ]  # of a slice of it (MIG)
 
 
 def test_ports_links_and_cards_are_read_from_sys(load_module, tmp_path):

@@ -128,7 +128,8 @@ DCGM_PORT, DCGM_SECONDS, DCGM_BYTES = 9400, 3.0, 1 << 21  # where its exporter a
 DCGM_LINE = re.compile(r"^(DCGM_FI_\w+)\{(.*)\} (\S+)", re.MULTILINE)
 DCGM_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 UNKNOWN_FIELD = re.compile(r'[Ff]ield "([\w.]+)" is not a valid')
-XID = re.compile(rb"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
+# After the card's place, that of a slice of it (MIG).
+XID = re.compile(rb"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)[^)]*\): (\d+)")
 # ethtool's names for pauses of a priority: mlx5 and others, ice, bnxt_en.
 PAUSE = re.compile(r"(rx|tx)_(?:prio([0-7])_pause|priority_([0-7])_xoff(?:\.nic)?|pfc_ena_frames_pri([0-7]))")
 SIOCETHTOOL, GSSET_INFO, GSTRINGS, GSTATS, STATS = 0x8946, 0x37, 0x1B, 0x1D, 1  # linux/ethtool.h
@@ -436,7 +437,8 @@ def ethtool_counters(device: str) -> dict[str, int]:
         (count,) = struct.unpack("I", ask(struct.pack("IIQ", GSSET_INFO, 0, 1 << STATS), 4))
         names = ask(struct.pack("III", GSTRINGS, STATS, count), 32 * count)
         values = struct.unpack(f"{count}Q", ask(struct.pack("II", GSTATS, count), 8 * count))
-    return {names[32 * n : 32 * n + 32].split(b"\0")[0].decode(): value for n, value in enumerate(values)}
+    named = [names[at : at + 32].split(b"\0")[0].decode(errors="replace") for at in range(0, 32 * count, 32)]
+    return dict(zip(named, values, strict=True))
 
 
 def tell_pauses(page: Page, root: str) -> None:
