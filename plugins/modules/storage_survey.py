@@ -212,7 +212,7 @@ def exports_of(files: list[str]) -> list[tuple[str, str, list[str]]]:
 
 
 def clients_of(words: list[str]) -> list[tuple[str, list[str]]]:
-    """(client, options) of the words after an export's path; a word without a client is everybody's."""
+    """(client, options) of the words after an export's path; one without a client is everybody's."""
     usual, found = "", []
     for word in words:
         if word.startswith("-"):
@@ -220,7 +220,7 @@ def clients_of(words: list[str]) -> list[tuple[str, list[str]]]:
             continue
         client, _, options = word.rstrip(")").partition("(")
         found.append((client or "*", f"{usual},{options}".split(",")))
-    return found
+    return found or [("*", usual.split(","))]
 
 
 def roots(files: list[str]) -> list[dict]:

@@ -107,6 +107,13 @@ CAUSED = [
         4,
         ['GpuSilent{instance="node1", job="host"}'],
     ),
+    (
+        "nvidia-smi answers without a card",
+        series("trainyard_nvidia_smi_up", HOST, "1x10")
+        | series("trainyard_gpu_up", f'{HOST}, bus="0000:41:00"', "1 0x9"),
+        4,
+        ['GpuSilent{instance="node1", job="host", bus="0000:41:00"}'],
+    ),
     ("a card is hot", series("trainyard_gpu_temperature_celsius", CARD, "86x10"), 7, [f"GpuHot{{{CARD}}}"]),
     (
         "a card slows down now and then",

@@ -361,6 +361,22 @@ def test_a_card_whose_nvidia_smi_is_gone_is_told(tmp_path, look):
     assert look() == {}
 
 
+@pytest.mark.parametrize(
+    "second", [None, LAPTOP.replace("9.81", "[GPU is lost]").replace("01:00.0", "41:00.0")]
+)
+def test_a_card_that_nvidia_smi_does_not_know_of_is_told(tmp_path, smi, second):
+    """Seven of eight, and nothing said so: it answers, without the card whose start failed."""
+    cards(tmp_path, "0000:1b:00.0", "0000:41:00.0", "0000:01:00.0")
+    for place in ("0000:1b:00.0", "0000:41:00.0"):  # the third, an old one, has no driver
+        (tmp_path / f"root/sys/bus/pci/devices/{place}/driver").symlink_to("../drivers/nvidia")
+    reader = smi("cat <<'X'\n" + "\n".join(filter(None, (H100, second))) + "\nX")
+    found = told(collect(tmp_path, reader, Nothing(), str(tmp_path / "root")))
+    up = {key[1][1]: value for key, value in found.items() if key[0] == "gpu_up"}
+    assert up == {"0000:1b:00": 1, "0000:41:00": 0} and found[("nvidia_smi_up",)] == 1
+    found = told(collect(tmp_path, smi("exit 9"), Nothing(), str(tmp_path / "root")))
+    assert found[("nvidia_smi_up",)] == 0 and not [key for key in found if key[0] == "gpu_up"]
+
+
 # As NVIDIA's exporter says it: an H100, a slice of it (MIG), a card that is known by its number alone; a pod twice.
 def test_dcgm_is_asked_for_what_is_told_of_it():
     rows = (FILES / "dcgm.csv").read_text().splitlines()

@@ -370,6 +370,8 @@ def mounted(*places):
         ("/ *(ro,fsid=0,crossmnt)", (), ["*"]),
         ("/srv/trainyard -ro a b(rw)", (), ["a", "b"]),
         ('"/srv" (ro)', (), ["*"]),
+        ("/srv", (), ["*"]),
+        ("/srv -ro", (), ["*"]),
         ("/srv *(ro)", ("/mnt", "/srv", "/srv/trainyard/sha"), ["*"]),  # mounted elsewhere
         ("/srv *(ro)", (PATH,), []),  # a disk of its own: its export begins there
         ("/srv *(ro,crossmnt)", (PATH,), []),

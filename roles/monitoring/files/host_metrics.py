@@ -56,6 +56,7 @@ HELP = {
     "run_rank_optimizer_seconds": "What a rank's optimizer and loop need in a step, the mean of the last ones",
     "run_rank_waiting_seconds": "What a rank waits for slower ones in a step, the mean of the last ones",
     "nvidia_smi_up": "Whether nvidia-smi answers",
+    "gpu_up": "Whether nvidia-smi knows of the card that its driver has",
     "gpu_info": "1, and what the card is",
     "gpu_temperature_celsius": "Temperature",
     "gpu_power_watts": "Power drawn",
@@ -258,12 +259,14 @@ def bus(text: str) -> str:
     return text.split(".")[0][-10:].lower()
 
 
-def cards(root: str) -> list[str]:
-    """Where PCI shows NVIDIA's graphics cards, with its driver or with none."""
+def cards(root: str, drivers: tuple[str, ...] = OURS) -> list[str]:
+    """Where PCI shows NVIDIA's graphics cards that one of the drivers has, by default its own or none."""
     return sorted(
         bus(os.path.basename(path))
         for path in glob.glob(f"{root}/sys/bus/pci/devices/*")
-        if read(f"{path}/vendor") == NVIDIA and read(f"{path}/class")[:6] in DISPLAY and driver(path) in OURS
+        if read(f"{path}/vendor") == NVIDIA
+        and read(f"{path}/class")[:6] in DISPLAY
+        and driver(path) in drivers
     )
 
 
@@ -309,6 +312,8 @@ class Smi:
 
     def _parsed(self, out: str) -> list[dict[str, str]]:
         lines = [[value.strip() for value in line.split(",")] for line in out.splitlines()]
+        # Of a card that is lost, or wants a reset, it says that in the place of figures.
+        lines = [line for line in lines if not any(value.startswith("[GPU ") for value in line)]
         rows = [zip(self._fields, line, strict=True) for line in lines if len(line) == len(self._fields)]
         return [{name: value for name, value in row if not value.startswith(("[", "N/A"))} for row in rows]
 
@@ -341,9 +346,17 @@ class Xids:
             return
 
 
-def tell_gpus(page: Page, there: list[str], rows: list[dict[str, str]] | None, xids: Xids) -> None:
-    """What is known of the cards that PCI shows at `there`; `rows`: nvidia-smi's answer."""
+def tell_gpus(
+    page: Page, there: list[str], driven: list[str], rows: list[dict[str, str]] | None, xids: Xids
+) -> None:
+    """What is known of the cards that PCI shows at `there`; `driven`: those of them that NVIDIA's driver has; `rows`:
+    nvidia-smi's answer.
+    """
     page.add("nvidia_smi_up", int(rows is not None))
+    if rows is not None:
+        known = {bus(row.get("pci.bus_id", "")) for row in rows}
+        for place in driven:
+            page.add("gpu_up", int(place in known), bus=place)
     for place in sorted({*there, *xids.counts}):
         page.add("gpu_xid_errors_total", xids.counts[place], bus=place)
         page.add("gpu_xid_last", xids.last.get(place), bus=place)
@@ -469,7 +482,7 @@ def collect(found: list[dict], smi: Smi, xids: Xids, root: str = "") -> str:
     if there or shutil.which("nvidia-smi"):  # which a card that our driver has, or none, should have
         xids.look()
         rows = smi.rows()
-        tell_gpus(page, there, rows, xids)
+        tell_gpus(page, there, cards(root, ("nvidia",)), rows, xids)
         tell_dcgm(page, dcgm(), rows)
     tell_rdma(page, root)
     tell_pauses(page, root)
