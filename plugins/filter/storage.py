@@ -113,6 +113,8 @@ def _server_fault(survey: Mapping[str, Any], path: str, peers: list[Mapping[str,
             "file system that NFS can share, such as ext4, xfs, btrfs or zfs. Choose another storage_path, of mergerfs "
             "one on a single disk of its own; or put another host into the group."
         )
+    if survey["read_only"]:
+        return _read_only(survey)
     if survey["closed"]:
         return (
             f"storage_path: found {survey['closed']}, through which not everybody passes; expected that of every "
@@ -153,6 +155,14 @@ def _server_fault(survey: Mapping[str, Any], path: str, peers: list[Mapping[str,
     return ""
 
 
+def _read_only(survey: Mapping[str, Any]) -> str:
+    return (
+        f"storage_path: found {survey['read_only']} to be mounted for reading alone; expected a disk to write to. The "
+        "kernel does so with a disk whose file system has faults: `dmesg --level=err,crit` says that, and a boot "
+        "checks it; else see /etc/fstab, or choose another storage_path."
+    )
+
+
 def _linked(survey: Mapping[str, Any], path: str) -> str:
     return (
         f"storage_path: found {path} to be {survey['real']}, by a link; expected a path without links, for NFS shares "
@@ -187,7 +197,7 @@ def _client_fault(survey: Mapping[str, Any], path: str, server: str) -> str:
         )
     if survey["real"]:
         return _linked(survey, path)
-    return ""
+    return _read_only(survey) if survey["read_only"] and survey["place"] == "nothing" else ""
 
 
 def storage_export_failed(done: Mapping[str, Any], path: str) -> bool:

@@ -62,6 +62,7 @@ survey:
         Whether the service user, or where there is none yet, everybody, may write in what lies at the path; true where
         that is not looked into.
       type: bool
+    read_only: {description: "What there is of the path, if it is mounted for reading alone; else empty.", type: str}
     parent: {description: Whether its parent directory is there and not the role's., type: bool}
     closed: {description: "The first directory above it that not everybody passes through, if any.", type: str}
     real: {description: "The path without links, where a directory above it is a link; else empty.", type: str}
@@ -142,6 +143,13 @@ def writable(path: str, user: str | None) -> bool:
         return left or not ~found.st_mode & (stat.S_IWOTH | stat.S_IXOTH)
     with acting_as(user):
         return os.access(path, os.W_OK | os.X_OK, effective_ids=True)
+
+
+def read_only(path: str) -> str:
+    """`path`, or the first directory above it that is there, where nobody can write in it; else ""."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return path if os.statvfs(path).f_flag & os.ST_RDONLY else ""
 
 
 def has_name(uid: int) -> bool:
@@ -363,6 +371,7 @@ def survey(module: AnsibleModule) -> dict:
         "account": user,
         "place": what,
         "writable": not looks or writable(path, module.params["user"] if user else None),
+        "read_only": read_only(path) if looks or what == "nothing" else "",
         "parent": os.path.isdir(os.path.dirname(path)) and not is_roles(os.path.dirname(path), gid),
         "closed": shut,
         "real": real(path),

@@ -82,6 +82,7 @@ GOOD = {
     "account": {"uid": 998, "gid": 998},
     "place": "nothing",
     "writable": True,
+    "read_only": "",
     "parent": False,
     "closed": "",
     "real": "",
@@ -170,6 +171,15 @@ NO_KERNEL = {"release": "6.18.44", "nfs": False, "nfsd": False}
         ("client", {"unmounted": f"{FSTAB} at /data"}, ()),
         ("server", {"real": "/mnt/big/shared"}, ("to be /mnt/big/shared, by a link", "Set storage_path to")),
         ("client", {"real": "/mnt/big/shared"}, ("to be /mnt/big/shared, by a link", "Set storage_path to")),
+        # A disk with faults: to give it to the service user would not help.
+        (
+            "server",
+            {"place": "full", "writable": False, "read_only": PATH},
+            (f"found {PATH} to be mounted for",),
+        ),
+        ("server", {"read_only": "/data"}, ("found /data to be mounted for reading alone", "dmesg")),
+        ("client", {"read_only": "/data"}, ("found /data to be mounted for reading alone",)),
+        ("client", {"place": "directory", "read_only": PATH}, ()),  # it is mounted over
         # A guide's automount for a disk that is not there, a directory within a share.
         ("server", {"disk": {"at": "/data", "type": "autofs", "source": "systemd-1"}}, ("(autofs)",)),
         ("client", {"disk": {"at": "/mnt", "type": "nfs4", "source": "nas:/x"}}, ()),
@@ -423,6 +433,13 @@ def test_a_line_of_fstab_for_what_is_above_and_not_mounted_is_seen(survey, tmp_p
     assert survey.unmounted("/data/shared", disk, str(table)) == ""
     assert survey.unmounted("/data", root, str(table)) == ""  # told of by itself
     assert survey.unmounted("/srv/shared", root, str(table)) == ""
+
+
+def test_a_disk_for_reading_alone_is_seen(survey, tmp_path, monkeypatch):
+    assert survey.read_only(f"{tmp_path}/a/b") == ""
+    flags = type("Flags", (), {"f_flag": os.ST_RDONLY})
+    monkeypatch.setattr(survey.os, "statvfs", lambda path: flags)
+    assert survey.read_only(f"{tmp_path}/a/b") == survey.read_only(str(tmp_path)) == str(tmp_path)
 
 
 def test_a_link_above_the_path_is_seen(survey, tmp_path):

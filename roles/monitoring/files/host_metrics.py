@@ -126,6 +126,7 @@ DCGM = {
     "DCGM_FI_PROF_NVLINK_RX_BYTES": "nvlink_received_bytes_per_second",
 }
 DCGM_PORT, DCGM_SECONDS, DCGM_BYTES = 9400, 3.0, 1 << 21  # where its exporter answers; our patience with it
+DCGM_BLANK = 2.0**47  # and above: its words for "no value", as while somebody profiles the card
 DCGM_LINE = re.compile(r"^(DCGM_FI_\w+)\{(.*)\} (\S+)", re.MULTILINE)
 DCGM_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 UNKNOWN_FIELD = re.compile(r'[Ff]ield "([\w.]+)" is not a valid')
@@ -402,7 +403,8 @@ def tell_dcgm(page: Page, text: str, rows: list[dict[str, str]] | None) -> None:
             place = bus(about["pci_bus_id"]) if about.get("pci_bus_id") else places.get(gpu, "")
             told.setdefault((DCGM[field], gpu, place), number(value))
     for (name, gpu, place), value in told.items():
-        page.add(f"gpu_{name}", value, gpu=gpu, bus=place)
+        if value is not None and value < DCGM_BLANK:
+            page.add(f"gpu_{name}", value, gpu=gpu, bus=place)
 
 
 def number(text: str | None, unit: float = 1) -> float | None:
