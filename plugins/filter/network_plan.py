@@ -14,7 +14,17 @@ import yaml
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
 from network_entries import DEFAULT_ROUTES, Refused, below, check_together, entry, plain
-from network_files import CLOUD_INIT_OFF, GUARD, HEADER, IFUPDOWN_RECORD, MADE, OUR_FILE, RESOLV_CONF, aside
+from network_files import (
+    ASIDE,
+    CLOUD_INIT_OFF,
+    GUARD,
+    HEADER,
+    IFUPDOWN_RECORD,
+    MADE,
+    OUR_FILE,
+    RESOLV_CONF,
+    aside,
+)
 from network_ifupdown import ifupdown_claims
 from network_losses import check_addresses, check_losses
 from network_netplan import join_link, keeping_name, names_given, netplan_claims, netplan_documents
@@ -341,7 +351,7 @@ def verification(entries):
 def summary(entries, claims):
     """One line for people: what the interfaces get, and which files give way."""
     parts = [f"{item['name']} {', '.join(map(str, item['addresses'])) or item['kind']}" for item in entries]
-    moved = [one["path"] for one in claims if "move_to" in one or not one["path"].endswith("-trainyard")]
+    moved = [one["path"] for one in claims if "move_to" in one or ASIDE not in one["path"]]
     return "; ".join(parts) + (f" (instead of {', '.join(moved)})" if moved else "")
 
 

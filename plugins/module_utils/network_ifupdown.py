@@ -13,6 +13,7 @@ from network_files import IFUPDOWN_MARK, IFUPDOWN_RECORD
 STANZA = re.compile(
     r"\s*(auto|allow-\S+|iface|mapping|rename|source|source-directory|no-auto-down|no-scripts)\b"
 )
+BRINGS_UP = re.compile(r"\s*(auto|allow-\S+)(\s|$)")
 # ifupdown's words for what a device takes in. What a VLAN lies on (vlan-raw-device) keeps its addresses, and is not.
 TAKEN_IN = {"bridge-ports": "bridges", "bond-slaves": "bonds", "slaves": "bonds"}
 # By which ifupdown runs a command.
@@ -82,11 +83,11 @@ def commented_out(path, text, ours, links):
     for number, line in ifupdown_lines(text):
         words = ifupdown_words(line)
         earlier = line.removeprefix(IFUPDOWN_MARK)
-        if earlier != line and earlier.split()[:1] != ["auto"] and not earlier.startswith("allow-"):
+        if earlier != line and not BRINGS_UP.match(earlier):
             record.append(earlier)
         if STANZA.match(line):
             keyword = words[0]
-            brings_up = keyword == "auto" or keyword.startswith("allow-")
+            brings_up = BRINGS_UP.match(line)
             if brings_up or keyword in ("mapping", "iface"):
                 check_named_otherwise(path, number, words, ours, links)
             drop = keyword == "iface" and len(words) > 1 and card_of(words[1]) in ours

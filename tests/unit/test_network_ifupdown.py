@@ -59,6 +59,16 @@ def test_ifupdown_stanzas_are_commented_out_and_taken_down_from_a_record():
     assert written(again, "/etc/network/interfaces") is None
 
 
+@pytest.mark.parametrize("word", ["auto", "allow-hotplug"])
+def test_the_record_by_which_an_interface_is_taken_down_has_stanzas_alone(word):
+    path, stanza = "/etc/network/interfaces", "iface eth0 inet dhcp"
+    plan = planned([STATIC], files={"ifupdown": {path: f"  {word} eth0\n{stanza}\n"}})
+    assert written(plan, IFUPDOWN_RECORD)["content"].splitlines()[-1] == stanza
+    more = written(plan, path)["content"] + "iface eth0 inet6 auto\n"
+    again = planned([STATIC], files={"ifupdown": {path: more}})
+    assert f"{word} eth0" not in written(again, IFUPDOWN_RECORD)["content"]
+
+
 @pytest.mark.parametrize("before", ["nameserver 192.168.1.1\n", "nameserver 10.0.0.53\n"])
 def test_name_servers_outlast_the_lease_that_told_them(before, tmp_path, monkeypatch):
     """As on Debian 13, whose installer leaves ifupdown with dhcpcd, and no resolver."""

@@ -134,6 +134,7 @@ def test_a_netplan_file_for_others_too_keeps_them_and_its_original_is_kept():
     plan = planned([STATIC], files={"netplan": {path: BOTH}}, asides=[f"{path}.before-trainyard"])
     assert yaml.safe_load(written(plan, path)["content"])["network"]["ethernets"] == {"eth1": {"dhcp4": True}}
     assert written(plan, f"{path}.before-trainyard.2")["content"] == BOTH
+    assert plan["summary"].endswith(f"(instead of {path})")
     asides = [f"{path}.before-trainyard{number}" for number in ("", ".2", ".3")]
     plan = planned([STATIC], files={"netplan": {path: BOTH}}, asides=asides)
     assert written(plan, f"{path}.before-trainyard.4")["content"] == BOTH  # over none of those
