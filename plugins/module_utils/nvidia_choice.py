@@ -72,11 +72,10 @@ def choose(host: Host, offers: list[dict]) -> Driver:
     there = ours and is_whole(host.survey)
     if there and options["modules"] == "auto":
         modules = kept_modules(host) or modules
-    # Refused of a driver that is left as it is, too, which gets none.
-    cuda = toolkit(host, source, branch) if options["cuda_toolkit"] else ""
     # By its packages' names it may look like a source's that cannot serve: nothing is fetched from there.
     if may_stay and (alone or not (found or ours)):
         return Driver("installed", installed, may_stay, toolkit="", there=True, stays=True)
+    cuda = toolkit(host, source, branch) if options["cuda_toolkit"] else ""
     return Driver(source, branch, modules, cuda, there, stays=bool(found and not asked))
 
 

@@ -62,7 +62,7 @@ def installed_version(packages: Iterable[Mapping[str, Any]]) -> str:
 
 def of_branch(packages: Iterable[Mapping[str, Any]], branch: int | None) -> list[Mapping[str, Any]]:
     """Those of the packages that are a driver's of this branch."""
-    return [item for item in packages if branch_of(item["version"]) == branch]
+    return [item for item in packages if branch and branch_of(item["version"]) == branch]
 
 
 def branch_of(version: str) -> int | None:

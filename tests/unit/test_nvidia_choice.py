@@ -112,9 +112,19 @@ def test_a_driver_that_serves_the_cards_stays():
     plan = plan_for(UBUNTU_24, "2c05", survey=there)
     assert (plan["source"], plan["branch"], plan["packages"], plan["move"]) == ("installed", 570, [], False)
     assert plan["says"].endswith("already installed")
+    # Nothing is fetched, so no source's toolkit is judged; what was asked for and does not come is told.
+    plan = plan_for(UBUNTU_24, "2c05", survey=there, cuda_toolkit=True)
+    assert (plan["source"], plan["packages"], plan["sources"]) == ("installed", [], "")
+    assert "already installed; no CUDA toolkit, which comes with a source's driver alone" in plan["says"]
     assert plan["upgrade"] == ["libnvidia-compute-570", "nvidia-dkms-570-open", "nvidia-utils-570"]
     asked = plan_for(UBUNTU_24, "2c05", survey=there, branch="580")
     assert asked["move"] and asked["packages"][0] == "nvidia-dkms-580-server-open"
+
+
+def test_a_package_that_is_no_driver_s_is_not_taken_for_one_where_there_is_none():
+    plan = plan_for(UBUNTU_24, "2c05", survey={"packages": [package("nvidia-fs-dkms", "2.26.6-1")]})
+    assert (plan["remove"], plan["move"], plan["upgrade"]) == ([], False, [])
+    assert "in place of" not in plan["says"]
 
 
 def test_a_driver_that_does_not_serve_them_gives_way():
