@@ -68,6 +68,7 @@ MDNS = ("ip daddr 224.0.0.251 udp dport 5353 accept", "ip6 daddr ff02::fb udp dp
 KUBELETS, KUBELET_PORT = ("kubelet", "k3s-server", "k3s-agent", "kubelite"), 10250
 API_SERVERS, API_PORTS = ("kube-apiserver", "k3s-server", "kubelite"), (6443, 16443)
 FLANNEL = 8472
+COROSYNC, COROSYNC_PORTS = "5404-5412", range(5404, 5413)  # one for each of its links
 IPSEC = (500, 4500)  # IKE's, and that of IPsec through gateways that translate addresses
 # Docker names a network's bridge by its id. nft knows no pattern for that, so other bridges that there are, such as
 # br-lan, are taken out by name; to name Docker's instead would change the rules with each network that it makes.
@@ -196,7 +197,7 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached="", 
         allowed = [allowance(number, item) for number, item in enumerate(allow)]
         check_tunnels(survey["tunnels"], allowed)
         check_slurm(survey, {*peers, *names}, allowed)
-        check_members(survey, allowed)
+        check_members(survey, {*peers, *names}, allowed)
         ports = ssh_ports(survey)
         # Whoever has none of their keys gets no further there.
         tunnels = [port for tunnel in survey["tunnels"] for port in tunnel["ports"] or []]
@@ -333,7 +334,7 @@ def unknown(machines, known):
     ]
 
 
-def check_members(survey, allowed):
+def check_members(survey, known, allowed):
     """Refuse rules that would newly shut what a cluster of another kind stands on, whose other members are not known.
 
     Pods come to the host's API server from addresses of their own. A node that corosync does not hear of has no quorum;
@@ -358,13 +359,27 @@ def check_members(survey, allowed):
                 "so for the other ports; or set firewall_manage: false for it (then open to the peers all TCP and UDP "
                 "ports yourself, where anything shuts them)"
             )
-        if process == "corosync":
-            raise Refused(
-                f"corosync listens on {item['proto']} port {port}: members of its cluster (Proxmox VE, Pacemaker) that "
-                "are no hosts of the inventory would lose this one, which may reset itself then. Let them in: "
-                f"firewall_allow: [{{port: 5404-5412, proto: udp, from: [THEIR NETWORK]}}] for this host, where all of "
-                "them are hosts of the inventory, too"
-            )
+    check_corosync(survey, known, allowed)
+
+
+def check_corosync(survey, known, allowed):
+    """As above, of corosync, whose members its settings list, mostly."""
+    sockets = [
+        item for item in survey["listening"] if (item["process"], item["proto"]) == ("corosync", "udp")
+    ]
+    listed = survey["corosync_members"]
+    strangers = None if listed is None else unknown(listed, known)
+    # It sends by ports of chance, which nobody comes to: where one is named, it is that at which it listens.
+    if strangers == [] or not sockets or not all(closed_now(survey, item, allowed) for item in sockets):
+        return
+    port = min(item["port"] for item in sockets)
+    told = ", ".join(strangers or ["THEIR NETWORK"])
+    raise Refused(
+        f"corosync listens on udp port {port}: members of its cluster (Proxmox VE, Pacemaker) that are no hosts of the "
+        f"inventory{'' if listed is None else f' ({told})'} would lose this one, which may reset itself then. Let them "
+        f"in: firewall_allow: [{{port: {COROSYNC if port in COROSYNC_PORTS else port}, proto: udp, from: [{told}]}}] "
+        "for this host" + (", where all of them are hosts of the inventory, too" if listed is None else "")
+    )
 
 
 def closed_now(survey, item, allowed):

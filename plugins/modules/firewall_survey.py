@@ -82,6 +82,9 @@ SLURM = (
     "/var/spool/slurmd/conf-cache/slurm.conf",
     "/var/lib/slurm/slurmd/conf-cache/slurm.conf",
 )
+# Where corosync has its members, and how each of their addresses stands there.
+COROSYNC = "/etc/corosync/corosync.conf"
+MEMBER = re.compile(r"^\s*ring\d_addr\s*:\s*(\S+)", re.MULTILINE)
 CONTROLLER = re.compile(
     r"^\s*(?:SlurmctldHost|ControlMachine)\s*=\s*([^\s(#]+)(?:\(([^)\s]+)\))?", re.MULTILINE | re.IGNORECASE
 )
@@ -116,8 +119,18 @@ def slurm_nodes(module):
     _, out, _ = module.run_command(
         ["timeout", "20", "sinfo", "--all", "--Node", "--noheader", "--format=%N|%o"]
     )
-    rows = [line.strip().split("|") for line in out.splitlines()]
-    return other_machines(row for row in rows if len(row) == 2)
+    lines = dict.fromkeys(map(str.strip, out.splitlines()))  # a node is told once for each of its partitions
+    return other_machines(line.split("|") for line in lines if line.count("|") == 1)
+
+
+def corosync_members(path=COROSYNC):
+    """The same of corosync's members; None where its settings do not list them."""
+    try:
+        with open(path, errors="replace") as source:
+            named = MEMBER.findall(source.read())
+    except OSError:
+        return None
+    return other_machines((one, "") for one in named) if named else None
 
 
 def other_machines(named):
@@ -402,6 +415,7 @@ def main():
             "listening": listening(found),
             "published": published(module),
             "slurm_controllers": slurm_controllers(slurm_settings()),
+            "corosync_members": corosync_members(),
             "slurm_nodes": slurm_nodes(module) if listens(found, "slurmctld") else [],
             "ssh_ports": ports,
             "session": session,

@@ -27,6 +27,7 @@ def survey(**more):
         "published": [],
         "slurm_controllers": [],
         "slurm_nodes": [],
+        "corosync_members": None,
         "ssh_ports": [22],
         "session": SESSION,
         "clients": [SESSION["client"]],
@@ -198,6 +199,34 @@ def test_a_member_of_another_kind_of_cluster_is_not_taken_from_it(there, allow, 
     assert bool(errors) == bool(words) and words in "".join(errors)
     # Where it was shut by an earlier run, that is as it is.
     assert firewall_plan({**facts, "loaded": LOADED}, ["192.168.1.101"], allow, [], 1)["errors"] == []
+
+
+def test_a_member_of_corosyncs_keeps_the_members_that_are_no_hosts(load_module, monkeypatch, tmp_path):
+    # With `transport: udpu` it sends by ports of chance, which no cure need name.
+    there = [SSHD, at(41234, "corosync", "udp"), at(5405, "corosync", "udp")]
+    others = [{"name": f"10.9.0.{n}", "addresses": [f"10.9.0.{n}"]} for n in (2, 3)]
+
+    def errors(members=others, peers=("10.9.0.2",), allow=(), there=there):
+        facts = survey(listening=there, corosync_members=members, loaded=UNLOADED)
+        return firewall_plan(facts, list(peers), list(allow), [], len(peers))["errors"]
+
+    (error,) = errors()
+    assert "corosync listens on udp port 5405" in error and "inventory (10.9.0.3) would lose" in error
+    assert "firewall_allow: [{port: 5404-5412, proto: udp, from: [10.9.0.3]}] for this host" in error
+    assert errors(allow=[{"port": "5404-5412", "proto": "udp", "from": ["10.9.0.3"]}]) == []
+    assert errors(peers=["10.9.0.2", "10.9.0.3"]) == []  # all of them are hosts: peers come to any port
+    assert errors(members=[]) == []  # a cluster of this one alone
+    assert "{port: 6000, proto: udp" in errors(there=[SSHD, at(6000, "corosync", "udp")])[0]
+    assert "from: [THEIR NETWORK]" in errors(members=None)[0]
+
+    module, file = load_module("firewall_survey"), tmp_path / "corosync.conf"
+    monkeypatch.setattr(module, "is_own", lambda address: address == "10.9.0.1")
+    file.write_text(
+        "nodelist {\n" + "".join(f"  node {{\n    ring0_addr: 10.9.0.{n}\n  }}\n" for n in (1, 2)) + "}\n"
+    )
+    assert module.corosync_members(file) == [{"name": "10.9.0.2", "addresses": ["10.9.0.2"]}]
+    file.write_text("totem {\n  interface {\n    bindnetaddr: 10.9.0.0\n  }\n}\n")
+    assert module.corosync_members(file) is None and module.corosync_members(tmp_path / "none") is None
 
 
 def test_slurms_controllers_are_read_from_its_settings(load_module, monkeypatch):
