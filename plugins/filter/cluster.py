@@ -17,6 +17,7 @@ from ansible.errors import AnsibleFilterError
 sys.path.append(str(Path(__file__).parents[1] / "module_utils"))
 
 import known_hosts
+from inventory_groups import name_fault
 from telling import forks_fault
 
 LEAST_PERSON = 1000  # uids below are the system's, on Debian and Ubuntu
@@ -224,10 +225,15 @@ def host_name_fault(survey: Mapping[str, Any], wanted: str) -> str:
     name = survey["host_names"][0]
     if name == wanted or not survey["named_by"]:
         return ""
+    cure = f"Set identity_hostname: {name} for this host, or name the host so in the inventory."
+    if odd := name_fault(name):  # the check of the inventory would not take it
+        cure = (
+            f"{name} can be no host's name here ({odd}): name the machine {wanted} by that one's own means, and then "
+            f"sudo hostnamectl set-hostname {wanted}."
+        )
     return (
         f"identity_hostname: found {wanted} for a machine that {' and '.join(survey['named_by'])} knows as {name}, and "
-        f"would lose under that; expected {name}. Set identity_hostname: {name} for this host, or name the "
-        "host so in the inventory."
+        f"would lose under that; expected {name}. {cure}"
     )
 
 

@@ -257,12 +257,15 @@ def name_at_boot() -> str:
 
 
 def named_by(proc: str = "/proc") -> list[str]:
-    """Those of BY_NAME that run here. What has a host name of its own, as a container has, knows this one's not."""
-    found, here = set(), os.readlink(f"{proc}/self/ns/uts")
+    """Those of BY_NAME that run here. Those in containers, as minikube's, have a host name of their own.
+
+    Not by the namespace of names: with ProtectHostname, as Ceph's units have it, each service has one.
+    """
+    found, here = set(), os.readlink(f"{proc}/self/ns/pid")
     for path in glob.glob(f"{proc}/[0-9]*/comm"):
         with contextlib.suppress(OSError):  # it ends meanwhile
             name = read(path).strip()
-            if name in BY_NAME and os.readlink(f"{os.path.dirname(path)}/ns/uts") == here:
+            if name in BY_NAME and os.readlink(f"{os.path.dirname(path)}/ns/pid") == here:
                 found.add(f"{BY_NAME[name]} ({name})")
     return sorted(found)
 

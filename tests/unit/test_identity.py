@@ -583,16 +583,26 @@ def test_a_machine_that_others_know_by_its_name_keeps_it(load_module, tmp_path):
         ("11", "slurmd", 1),
         ("12", "pmxcfs", 2),  # in a container, as kind's kubelet is
         ("13", "sshd", 1),
+        ("14", "ceph-osd", 1),
     ):
         (tmp_path / pid / "ns").mkdir(parents=True)
         (tmp_path / pid / "comm").write_text(f"{name}\n")
-        (tmp_path / pid / "ns/uts").symlink_to(f"uts:[{space}]")
+        (tmp_path / pid / "ns/pid").symlink_to(f"pid:[{space}]")
+        # With ProtectHostname a service has names of its own, which are the machine's.
+        (tmp_path / pid / "ns/uts").symlink_to(f"uts:[{pid}]")
     found = survey.named_by(str(tmp_path))
-    assert found == ["Kubernetes (kubelet)", "Slurm (slurmd)"]
+    assert found == ["Ceph (ceph-osd)", "Kubernetes (kubelet)", "Slurm (slurmd)"]
+    found = found[1:]
     fault = host_name_fault({"host_names": ["gpu07", "gpu07"], "named_by": found}, "node1")
     assert "found node1 for a machine that Kubernetes (kubelet) and Slurm (slurmd) knows as gpu07" in fault
     assert "Set identity_hostname: gpu07 for this host" in fault
     assert host_name_fault({"host_names": ["gpu07", "gpu07"], "named_by": found}, "gpu07") == ""
+    # Slurm takes such a name, the inventory does not.
+    fault = host_name_fault({"host_names": ["gpu_07"] * 2, "named_by": ["Slurm (slurmd)"]}, "gpu-07")
+    assert (
+        "gpu_07 can be no host's name here (an underscore)" in fault and "Set identity_hostname" not in fault
+    )
+    assert "sudo hostnamectl set-hostname gpu-07" in fault
     assert host_name_fault({"host_names": ["gpu07", "gpu07"], "named_by": []}, "node1") == ""
 
 
