@@ -111,21 +111,23 @@ def gpus(gres: str) -> int:
     return sum(int(one) if one.isdecimal() else 1 for one in counts)
 
 
-def gpu_option(facts: dict[str, dict], options: list[str]) -> dict[str, str]:
+def gpu_option(facts: dict[str, dict], options: list[str], device: str = "auto") -> dict[str, str]:
     """The option by which the job gets its nodes' GPUs, where Slurm gives them out and none of `options` is about that.
 
     Whole nodes come with their GPUs; what runs there has those alone that were asked for.
     """
     counts = set(slurm_gpus(facts).values())
-    if 0 in counts or any(GPU_OPTIONS.match(one) for one in options):
+    if device == "cpu" or 0 in counts or any(GPU_OPTIONS.match(one) for one in options):
         return {}
     # A number a node is one for all. Of nodes that are given whole, the sum is all that each has.
     total = sum(slurm_gpus(facts).values())
     return {"gres": f"gpu:{counts.pop()}"} if len(counts) == 1 else {"gpus": str(total)}
 
 
-def gpu_problems(facts: dict[str, dict], options: list[str]) -> list[str]:
+def gpu_problems(facts: dict[str, dict], options: list[str], device: str = "auto") -> list[str]:
     """Hosts whose processes are more than the GPUs that the job is to have there."""
+    if device == "cpu":
+        return []
     asked = next((GPUS_A_NODE.match(one) for one in reversed(options) if GPU_OPTIONS.match(one)), None)
     if not asked and any(GPU_OPTIONS.match(one) for one in options):
         return []  # --gpus=8, or another gres: how many a node gets, Slurm alone knows
@@ -138,14 +140,16 @@ def gpu_problems(facts: dict[str, dict], options: list[str]) -> list[str]:
     return [
         f"{names(few)}: found {facts[host]['processes']} processes, and {given[host]} of Slurm's GPUs for them "
         f"({asked[0] if asked else 'gres.conf'}); expected a GPU for each. Ask for more in trainer_slurm_options, or "
-        f"set nproc_per_node: {given[host]} there (or device: cpu, with --gres=none)"
+        f"set nproc_per_node: {given[host]} there, or device: cpu for the run"
     ]
 
 
-def slurm_problems(facts: dict[str, dict], partition: str = "", options: Iterable[str] = ()) -> list[str]:
+def slurm_problems(
+    facts: dict[str, dict], partition: str = "", options: Iterable[str] = (), device: str = "auto"
+) -> list[str]:
     """What of Slurm stands against a run there, each with its host and its cure. `facts`: as above.
 
-    options: those of sbatch's that the user has set.
+    options: those of sbatch's that the user has set. device: the run's.
     """
     asked = {host: fact["slurm"] for host, fact in facts.items()}
     if lacking := [host for host, one in asked.items() if one["lacking"]]:
@@ -173,7 +177,7 @@ def slurm_problems(facts: dict[str, dict], partition: str = "", options: Iterabl
             f"{names(strange)}: not among Slurm's nodes (there are: {names(there) or 'none'}); name the host as "
             "slurm.conf does (NodeName, NodeHostname or NodeAddr), or start the run without it (-l)"
         )
-    problems += gpu_problems(facts, list(options))
+    problems += gpu_problems(facts, list(options), device)
     if partition and not strange:
         known = sorted({one["partition"] for one in next(iter(asked.values()))["nodes"]})
         within = {
@@ -200,8 +204,9 @@ def slurm_script(
     options: list[str],
     restarts: int,
     places: dict[str, str],
+    device: str = "auto",
 ) -> str:
-    """The text of job.sbatch. `facts`: as above.
+    """The text of job.sbatch. `facts`, `device`: as above.
 
     chosen: partition and account, "" where Slurm chooses. options: further ones of sbatch's, which win. restarts: how
     often the job is begun again without a new checkpoint. places: of the trainer, of RUN.env and RUN.yaml.
@@ -214,7 +219,7 @@ def slurm_script(
         "ntasks-per-node": 1,
         # All that a node has. sbatch takes no two kinds of memory.
         **({} if any(one.startswith("--mem-per-") for one in options) else {"mem": 0}),
-        **gpu_option(facts, options),
+        **gpu_option(facts, options, device),
         "chdir": run_dir,
         "output": f"{run_dir}/logs/job.log".replace("%", "%%"),
         "open-mode": "append",

@@ -40,10 +40,11 @@ JOB_AT_WORK = (
     *("RUNNING", "COMPLETING", "STOPPED", "SUSPENDED", "UNKNOWN"),
     *("RESIZING", "SIGNALING", "STAGE_OUT"),
 )
-# Reasons for which a job waits until somebody does something.
+# Reasons for which a job waits until somebody does something. PartitionNodeLimit is none of them: it may tell of a node
+# that is drained, or down.
 HELD = re.compile(r"held|^JobHoldMaxRequeue", re.IGNORECASE)
 NEVER = re.compile(
-    r"^(Partition(Time|Node)Limit|BadConstraints|Invalid(Account|QOS)|DependencyNeverSatisfied|\w+PerJob)"
+    r"^(PartitionTimeLimit|BadConstraints|Invalid(Account|QOS)|DependencyNeverSatisfied|\w+PerJob)"
 )
 HIDDEN = "it shows users their own jobs alone (PrivateData)"
 ENDED = ("finished", "stopped", "failed")

@@ -160,7 +160,7 @@ def options(text):
     return [shlex.split(line) for line in lines]
 
 
-def script(them, given):
+def script(them, given, device="auto"):
     return slurm.slurm_script(
         them,
         "first",
@@ -169,6 +169,7 @@ def script(them, given):
         options=given,
         restarts=1,
         places={"trainer": "/t", "env": "/e", "config": "/c"},
+        device=device,
     )
 
 
@@ -312,6 +313,13 @@ def test_a_job_asks_for_its_nodes_gpus(gres, given, asked):
 def test_more_processes_than_the_job_has_gpus_are_refused_before_it_waits(gres, given, words):
     said = "\n".join(slurm.slurm_problems(with_gpus(*gres), options=given))
     assert words in said and bool(said) == bool(words)
+
+
+def test_a_run_without_gpus_has_as_many_processes_as_it_likes():
+    them = with_gpus("gpu:1", "gpu:1", processes=2)
+    assert "device: cpu" in slurm.slurm_problems(them)[0]
+    assert slurm.slurm_problems(them, device="cpu") == []
+    assert not [word for (word,) in options(script(them, [], "cpu")) if slurm.GPU_OPTIONS.match(word)]
 
 
 @pytest.mark.parametrize(
@@ -459,6 +467,7 @@ def test_jobs_are_those_of_runs_that_lie_here(state_dir):
         ("InvalidQOS", "; so it never begins"),
         ("QOSMaxGRESPerUser", ""),  # until another of the user's ends
         ("ReqNodeNotAvail, UnavailableNodes:gpu[001-004]", ""),
+        ("PartitionNodeLimit", ""),  # until a node is no more drained
         ("Priority", ""),
     ],
 )
