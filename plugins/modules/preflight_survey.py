@@ -73,15 +73,19 @@ from ansible.module_utils.rdma_ports import rdma_ports
 from ansible.module_utils.same_files import sizes
 
 # What keeps a process, by its control group, and the command that ends that.
-KEEPERS = (
-    (r"/job_(\d+)\b", "scancel"),
+KEEPERS = ((r"/job_(\d+)\b", "scancel"),)
+CONTAINERS = (
     (r"docker[-/]([0-9a-f]{12})[0-9a-f]{52}", "docker stop"),
     (r"libpod-([0-9a-f]{12})[0-9a-f]{52}", "podman stop"),
 )
+# What another daemon than the host's own keeps: containers of a user's, and whatever is in a guest (LXC, nspawn).
+ELSEWHERE = re.compile(r"/user-\d+\.slice/|:/lxc|/systemd-nspawn@|:/machine\.slice/machine-")
 # Services in which anybody's processes are, and which start none again.
 OF_MANY = (
     "atd.service",
     "cron.service",
+    "jupyterhub.service",
+    "rstudio-server.service",
     "slurmd.service",
     "ssh.service",
     "sshd.service",
@@ -417,10 +421,10 @@ def gpu_processes(text: str) -> list[dict]:
 def keeper(pid: int, proc: str = "/proc") -> str:
     """The command that ends what started a process, by its control group; "" where nothing would start it again."""
     text = read(f"{proc}/{pid}/cgroup")
-    unit = re.search(r"/system\.slice/(?:\S+/)?([^/\s]+\.service)", text)
-    for pattern, command in KEEPERS:
+    for pattern, command in KEEPERS if ELSEWHERE.search(text) else KEEPERS + CONTAINERS:
         if kept := re.search(pattern, text):
             return f"{command} {kept[1]}"
+    unit = re.search(r":/system\.slice/(?:\S+/)?([^/\s]+\.service)", text)
     return f"systemctl stop {unit[1]}" if unit and unit[1] not in OF_MANY else ""
 
 

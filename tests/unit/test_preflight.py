@@ -1113,6 +1113,17 @@ def test_a_process_of_a_burn_is_not_a_stranger_s(tmp_path):
         ("0::/user.slice/user-1000.slice/session-3.scope", ""),
         ("0::/system.slice/cron.service", ""),
         ("0::/system.slice/ssh.service", ""),
+        ("0::/system.slice/jupyterhub.service", ""),  # it would end everybody's notebooks
+        # Root's own docker and podman do not know a user's containers, nor the host what runs in a guest.
+        (
+            f"0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{'0a' * 32}.scope/container",
+            "",
+        ),
+        (f"0::/user.slice/user-1000.slice/user@1000.service/user.slice/docker-{'0a' * 32}.scope", ""),
+        ("0::/lxc.payload.ai/system.slice/ollama.service", ""),
+        ("0::/lxc/101/ns/system.slice/ollama.service", ""),
+        (f"0::/lxc/101/ns/system.slice/docker-{'0a' * 32}.scope", ""),
+        ("0::/machine.slice/systemd-nspawn@ai.service/payload/system.slice/ollama.service", ""),
         (f"0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-{'0a' * 32}.scope", ""),
         ("0::/", ""),
     ],
