@@ -68,6 +68,7 @@ MDNS = ("ip daddr 224.0.0.251 udp dport 5353 accept", "ip6 daddr ff02::fb udp dp
 KUBELETS, KUBELET_PORT = ("kubelet", "k3s-server", "k3s-agent", "kubelite"), 10250
 API_SERVERS, API_PORTS = ("kube-apiserver", "k3s-server", "kubelite"), (6443, 16443)
 FLANNEL = 8472
+PODS = {"k3s-server": "10.42.0.0/16", "k3s-agent": "10.42.0.0/16", "kubelite": "10.1.0.0/16"}  # as these come
 COROSYNC, COROSYNC_PORTS = "5404-5412", range(5404, 5413)  # one for each of its links
 IPSEC = (500, 4500)  # IKE's, and that of IPsec through gateways that translate addresses
 # Docker names a network's bridge by its id. nft knows no pattern for that, so other bridges that there are, such as
@@ -352,12 +353,13 @@ def check_members(survey, known, allowed):
                 or (other["proto"], other["port"]) == ("udp", FLANNEL)
             )
             others = "".join(f", {proto} port {number}" for proto, number in dict.fromkeys(also))
+            pods = PODS.get(process, "NETWORK OF THE PODS")
             raise Refused(
                 f"{process} listens on tcp port {port}, as a node of Kubernetes: its pods, and nodes that are no hosts "
                 f"of the inventory, would not reach this host any more (tcp port {port}{others}). Let them in: "
-                f"firewall_allow: [{{port: {port}, from: [NETWORK OF THE PODS, OTHER NODES]}}, …] for this host, and "
-                "so for the other ports; or set firewall_manage: false for it (then open to the peers all TCP and UDP "
-                "ports yourself, where anything shuts them)"
+                f"firewall_allow: [{{port: {port}, from: [{pods}, OTHER NODES]}}, …] for this host, and so for the "
+                "other ports (by udp with proto: udp); or set firewall_manage: false for it (then open to the peers "
+                "all TCP and UDP ports yourself, where anything shuts them)"
             )
     check_corosync(survey, known, allowed)
 

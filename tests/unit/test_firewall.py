@@ -184,6 +184,8 @@ def at(port, process, proto="tcp"):
          "(tcp port 10250, tcp port 6443, udp port 8472)"),
         ([at(6443, "kube-apiserver"), at(10250, "kubelet")], [], "(tcp port 10250, tcp port 6443)"),
         ([at(10250, "k3s-agent")], [], "(tcp port 10250)"),
+        ([at(10250, "k3s-agent")], [], "[{port: 10250, from: [10.42.0.0/16, OTHER NODES]}, …]"),
+        ([at(10250, "kubelet")], [], "[{port: 10250, from: [NETWORK OF THE PODS, OTHER NODES]}, …]"),
         ([at(16443, "kubelite"), at(10250, "kubelite")], [], "tcp port 16443"),
         ([at(10250, "kubelet")], [{"port": 10250, "from": ["10.42.0.0/16"]}], ""),
         ([at(5405, "corosync", "udp")], [], "corosync listens on udp port 5405"),
