@@ -198,7 +198,7 @@ def firewall_plan(survey, peers, allow, ssh_from, expected_peers=0, reached="", 
         allowed = [allowance(number, item) for number, item in enumerate(allow)]
         check_tunnels(survey["tunnels"], allowed)
         check_slurm(survey, {*peers, *names}, allowed)
-        check_members(survey, {*peers, *names}, allowed)
+        check_members(survey, {*peers}, allowed)
         ports = ssh_ports(survey)
         # Whoever has none of their keys gets no further there.
         tunnels = [port for tunnel in survey["tunnels"] for port in tunnel["ports"] or []]
@@ -365,7 +365,10 @@ def check_members(survey, known, allowed):
 
 
 def check_corosync(survey, known, allowed):
-    """As above, of corosync, whose members its settings list, mostly."""
+    """As above, of corosync, whose members its settings list, mostly.
+
+    By addresses alone: those of its rings may be others than the cluster's, of hosts that have the very names.
+    """
     sockets = [
         item for item in survey["listening"] if (item["process"], item["proto"]) == ("corosync", "udp")
     ]

@@ -210,8 +210,10 @@ def test_a_member_of_corosyncs_keeps_the_members_that_are_no_hosts(load_module, 
 
     def errors(members=others, peers=("10.9.0.2",), allow=(), there=there):
         facts = survey(listening=there, corosync_members=members, loaded=UNLOADED)
-        return firewall_plan(facts, list(peers), list(allow), [], len(peers))["errors"]
+        return firewall_plan(facts, list(peers), list(allow), [], len(peers), "", ["pve3"])["errors"]
 
+    # The name of a host at an address of its own for this.
+    assert "(10.8.0.3)" in errors([{"name": "pve3", "addresses": ["10.8.0.3"]}], ["10.9.0.3"])[0]
     (error,) = errors()
     assert "corosync listens on udp port 5405" in error and "inventory (10.9.0.3) would lose" in error
     assert "firewall_allow: [{port: 5404-5412, proto: udp, from: [10.9.0.3]}] for this host" in error
