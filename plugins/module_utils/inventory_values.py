@@ -105,7 +105,7 @@ PATTERNS = {
     "trainer_slurm_account": SLURM_NAME,
     "trainer_slurm_options": (
         # Ranks save at SIGTERM; another signal, such as the USR1 of many a script, would kill them.
-        rf"(?!--({'|'.join(SLURM_OWN)})(=|$))(?!--signal=(?!(R:)?(SIG)?TERM@\d+$))--[a-z][a-z-]*(=.+)?",
+        rf"(?!--({'|'.join(SLURM_OWN)})(=|$))(?!--signal=(?!(R:)?((SIG)?TERM|15)(@\d+)?$))--[a-z][a-z-]*(=.+)?",
         "an option of sbatch's as --NAME=VALUE, none that Trainyard sets by itself "
         f"({', '.join(SLURM_OWN)}), and --signal as TERM@SECONDS",
     ),

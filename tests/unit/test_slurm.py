@@ -395,6 +395,7 @@ def test_an_active_run_of_systemds_is_not_taken_for_the_job_that_is_asked_for():
         ("--no-kill", True),
         ("--signal=TERM@60", True),
         ("--signal=R:SIGTERM@600", True),
+        ("--signal=15", True),
         ("--signal=USR1@90", False),  # it would kill the ranks
         ("--signal=B:TERM@60", False),
         ("--clusters=other", False),
