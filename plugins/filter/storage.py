@@ -145,7 +145,8 @@ def _server_fault(survey: Mapping[str, Any], path: str, peers: list[Mapping[str,
             f"storage_path: found {path} exported by {', '.join(survey['others'])}, too; expected this role's export "
             "alone, for the cluster's hosts. Remove it there, or choose another storage_path."
         )
-    if top := _root_of(survey["above"], peers):
+    # With the role's own there already it may have worked so, as where users' numbers agree: the role's end tells.
+    if not survey["exports"] and (top := _root_of(survey["above"], peers)):
         return (
             f"storage_path: found {top['path']} exported to {', '.join(top['clients'])} ({top['place']}); expected no "
             f"directory above {path} to be exported to the cluster's hosts: NFS 4 comes down from there, and keeps to "

@@ -147,7 +147,7 @@ def writable(path: str, user: str | None) -> bool:
 
 def read_only(path: str) -> str:
     """`path`, or the first directory above it that is there, where nobody can write in it; else ""."""
-    while not os.path.lexists(path):
+    while not os.path.exists(path):  # a link that leads nowhere is none; `real` tells of it
         path = os.path.dirname(path)
     return path if os.statvfs(path).f_flag & os.ST_RDONLY else ""
 
@@ -298,10 +298,13 @@ def in_fstab(path: str, table: str = "/etc/fstab") -> str:
 
 
 def unmounted(path: str, mounts: list[dict], table: str = "/etc/fstab") -> str:
-    """The line of /etc/fstab for a directory above `path` at which nothing is mounted, and that directory; or ""."""
+    """The line of /etc/fstab for a directory above `path` at which nothing is mounted, and that directory; or "".
+
+    Not of one above the disk that `path` lies on, as cloud-init has it for /mnt, where a machine may have no disk for.
+    """
     there, top = {mount["at"] for mount in mounts}, os.path.dirname(path)
-    while top != "/":
-        if top not in there and (line := in_fstab(top, table)):
+    while top != "/" and top not in there:
+        if line := in_fstab(top, table):
             return f"{line} at {top}"
         top = os.path.dirname(top)
     return ""
@@ -344,8 +347,10 @@ def main() -> None:
     try:
         module.exit_json(changed=False, survey=survey(module))
     except OSError as error:  # as of a mount above it whose server, or program, is gone
+        if not error.filename:  # of `ss`, which is no matter of the path
+            module.fail_json(msg=str(error))
         module.fail_json(
-            msg=f"storage_path: found {error.filename or module.params['path']}: {error.strerror or error}; expected "
+            msg=f"storage_path: found {error.filename}: {error.strerror}; expected "
             f"to see what is there. Where something is mounted above it, `mount` shows what: mount that anew, or "
             "choose another storage_path."
         )

@@ -245,6 +245,8 @@ def test_a_server_whose_nfs_begins_elsewhere_is_refused(clients, part, refused):
     assert storage_fault(survey, part, PATH, "node1", []) == ""  # nobody mounts it
     fault = storage_fault(survey | {"roots": [], "above": survey["roots"]}, part, PATH, "node1", peers)
     assert ("found /srv/nfs4 exported to" in fault and "(/etc/exports:3); expected" in fault) is refused
+    survey = survey | {"roots": [], "above": survey["roots"], "exports": True}
+    assert storage_fault(survey, part, PATH, "node1", peers) == ""  # it has been shared from there before
     tasks = (ROOT / "roles/storage/tasks/precheck.yml").read_text()
     assert "storage_fault(_storage_part, storage_path, _storage_server, _storage_peers)" in tasks
 
@@ -433,6 +435,11 @@ def test_a_line_of_fstab_for_what_is_above_and_not_mounted_is_seen(survey, tmp_p
     assert survey.unmounted("/data/shared", disk, str(table)) == ""
     assert survey.unmounted("/data", root, str(table)) == ""  # told of by itself
     assert survey.unmounted("/srv/shared", root, str(table)) == ""
+    # As cloud-init writes it for a disk that some machines have: what is mounted below it is no less there.
+    table.write_text("UUID=1 / ext4\n/dev/disk/cloud/resource-part1 /mnt auto nofail,x-systemd.after=x\n")
+    within = mounted(("/", "ext4"), ("/mnt/big", "ext4"))
+    assert survey.unmounted("/mnt/big/a/shared", within, str(table)) == ""
+    assert survey.unmounted("/mnt/other/shared", within, str(table)).endswith("at /mnt")
 
 
 def test_a_disk_for_reading_alone_is_seen(survey, tmp_path, monkeypatch):
@@ -440,6 +447,45 @@ def test_a_disk_for_reading_alone_is_seen(survey, tmp_path, monkeypatch):
     flags = type("Flags", (), {"f_flag": os.ST_RDONLY})
     monkeypatch.setattr(survey.os, "statvfs", lambda path: flags)
     assert survey.read_only(f"{tmp_path}/a/b") == survey.read_only(str(tmp_path)) == str(tmp_path)
+
+
+def test_a_link_that_leads_nowhere_is_told_as_a_link(survey, tmp_path):
+    """The disk that /srv leads to is not there."""
+    (tmp_path / "srv").symlink_to("/nowhere/at/all")
+    assert survey.read_only(f"{tmp_path}/srv/shared") == ""
+    assert survey.real(f"{tmp_path}/srv/shared") == "/nowhere/at/all/shared"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            OSError(5, "Input/output error", "/data"),
+            "storage_path: found /data: Input/output error; expected to",
+        ),
+        (OSError("`ss` failed: Permission denied"), "`ss` failed: Permission denied"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_named(survey, monkeypatch, error, words):
+    class Module:
+        def __init__(self, **given):
+            pass
+
+        def exit_json(self, **found):
+            pass
+
+        def fail_json(self, msg):
+            raise SystemExit(msg)
+
+    def fails(module):
+        raise error
+
+    monkeypatch.setattr(survey, "AnsibleModule", Module)
+    monkeypatch.setattr(survey, "survey", fails)
+    with pytest.raises(SystemExit) as told:
+        survey.main()
+    assert str(told.value).startswith(words)
+    assert ("storage_path" in str(told.value)) is bool(error.filename)
 
 
 def test_a_link_above_the_path_is_seen(survey, tmp_path):
