@@ -375,6 +375,25 @@ def test_a_card_that_nvidia_smi_does_not_know_of_is_told(tmp_path, smi, second):
     assert up == {"0000:1b:00": 1, "0000:41:00": 0} and found[("nvidia_smi_up",)] == 1
     found = told(collect(tmp_path, smi("exit 9"), Nothing(), str(tmp_path / "root")))
     assert found[("nvidia_smi_up",)] == 0 and not [key for key in found if key[0] == "gpu_up"]
+    # A container sees all of its machine's cards on the bus, and was given some.
+    (tmp_path / "root/run/systemd").mkdir(parents=True)
+    (tmp_path / "root/run/systemd/container").write_text("lxc")
+    found = told(collect(tmp_path, smi(f"echo '{H100}'"), Nothing(), str(tmp_path / "root")))
+    assert found[("nvidia_smi_up",)] == 1 and not [key for key in found if key[0] == "gpu_up"]
+
+
+def test_parts_of_a_card_for_virtual_machines_are_no_cards(tmp_path, smi):
+    """NVIDIA's driver has them, too (vGPU); of two at one place node_exporter would refuse the whole file."""
+    parts = [f"0000:1b:{place}" for place in ("00.4", "00.5", "01.0")]
+    cards(tmp_path, "0000:1b:00.0", *parts)
+    for place in ("0000:1b:00.0", *parts):
+        (tmp_path / f"root/sys/bus/pci/devices/{place}/driver").symlink_to("../drivers/nvidia")
+    for place in parts:
+        (tmp_path / f"root/sys/bus/pci/devices/{place}/physfn").symlink_to("../0000:1b:00.0")
+    text = collect(tmp_path, smi(f"echo '{H100}'"), Nothing(), str(tmp_path / "root"))
+    assert [line for line in text.splitlines() if line.startswith("trainyard_gpu_up")] == [
+        'trainyard_gpu_up{bus="0000:1b:00"} 1.0'
+    ]
 
 
 # As NVIDIA's exporter says it: an H100, a slice of it (MIG), a card that is known by its number alone; a pod twice.

@@ -188,6 +188,22 @@ def test_dcgm_is_had_beside_no_other(known, has):
     assert templated(variables, found | known, "{{ _monitoring_has_dcgm }}") is has
 
 
+@pytest.mark.parametrize(
+    ("wanted", "other", "refused"), [("always", -1, True), ("always", 200, False), ("auto", -1, False)]
+)
+def test_an_older_dcgm_stands_in_the_way_of_what_is_to_be_installed(wanted, other, refused):
+    """Not where an exporter of the owner's answers: nothing is installed then."""
+    variables = yaml.safe_load((ROOT / "roles/monitoring/vars/main.yml").read_text())
+    tasks = yaml.safe_load((ROOT / "roles/monitoring/tasks/dcgm.yml").read_text())
+    (task,) = [one for block in tasks for one in block.get("block", []) if "purge" in str(one)]
+    known = {
+        "monitoring_dcgm": wanted,
+        "__monitoring_dcgm_before": {"stdout": "datacenter-gpu-manager:\n  Installed: 1:3.3.9\n"},
+        "__monitoring_dcgm_other": {"status": other},
+    }
+    assert templated(variables, known, "{{ " + task["when"] + " }}") is refused
+
+
 # ---- room ----
 
 FIRST = [

@@ -261,13 +261,17 @@ def bus(text: str) -> str:
 
 
 def cards(root: str, drivers: tuple[str, ...] = OURS) -> list[str]:
-    """Where PCI shows NVIDIA's graphics cards that one of the drivers has, by default its own or none."""
+    """Where PCI shows NVIDIA's graphics cards that one of the drivers has, by default its own or none.
+
+    A part of a card that is there for a virtual machine (vGPU by SR-IOV) has its driver, too, and is none.
+    """
     return sorted(
         bus(os.path.basename(path))
         for path in glob.glob(f"{root}/sys/bus/pci/devices/*")
         if read(f"{path}/vendor") == NVIDIA
         and read(f"{path}/class")[:6] in DISPLAY
         and driver(path) in drivers
+        and not os.path.exists(f"{path}/physfn")
     )
 
 
@@ -350,8 +354,8 @@ class Xids:
 def tell_gpus(
     page: Page, there: list[str], driven: list[str], rows: list[dict[str, str]] | None, xids: Xids
 ) -> None:
-    """What is known of the cards that PCI shows at `there`; `driven`: those of them that NVIDIA's driver has; `rows`:
-    nvidia-smi's answer.
+    """What is known of the cards that PCI shows at `there`; `driven`: those of them that NVIDIA's driver has, and that
+    nvidia-smi should know; `rows`: its answer.
     """
     page.add("nvidia_smi_up", int(rows is not None))
     if rows is not None:
@@ -484,7 +488,10 @@ def collect(found: list[dict], smi: Smi, xids: Xids, root: str = "") -> str:
     if there or shutil.which("nvidia-smi"):  # which a card that our driver has, or none, should have
         xids.look()
         rows = smi.rows()
-        tell_gpus(page, there, cards(root, ("nvidia",)), rows, xids)
+        # A container sees all of its machine's cards on the bus, and may have been given some.
+        contained = os.path.exists(f"{root}/run/systemd/container")
+        driven = [] if contained else cards(root, ("nvidia",))
+        tell_gpus(page, there, driven, rows, xids)
         tell_dcgm(page, dcgm(), rows)
     tell_rdma(page, root)
     tell_pauses(page, root)
