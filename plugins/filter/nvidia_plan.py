@@ -182,7 +182,8 @@ def says(host: Host, driver: Driver, packages: Packages) -> str:
     origin = "already installed" if driver.kept else f"from {WORDS[driver.source]}"
     if packages.remove or installed_branch(found) not in (None, driver.branch):
         origin += f", in place of {installed_version(found)}"
-    if driver.kept and host.options["cuda_toolkit"]:
+    has_toolkit = any("cuda-toolkit" in item["name"] for item in found)
+    if driver.kept and host.options["cuda_toolkit"] and not has_toolkit:
         origin += "; no CUDA toolkit, which comes with a source's driver alone (nvidia_source), and training needs none"
     return f"{listed}: driver {driver.branch}, {driver.modules} kernel modules, {origin}"
 

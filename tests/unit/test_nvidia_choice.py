@@ -116,6 +116,11 @@ def test_a_driver_that_serves_the_cards_stays():
     plan = plan_for(UBUNTU_24, "2c05", survey=there, cuda_toolkit=True)
     assert (plan["source"], plan["packages"], plan["sources"]) == ("installed", [], "")
     assert "already installed; no CUDA toolkit, which comes with a source's driver alone" in plan["says"]
+    for name in ("nvidia-cuda-toolkit", "cuda-toolkit-12-8"):  # the owner's own
+        own = {**there, "packages": [*there["packages"], package(name, "12.8.1-1", "cuda")]}
+        assert plan_for(UBUNTU_24, "2c05", survey=own, cuda_toolkit=True)["says"].endswith(
+            "already installed"
+        )
     assert plan["upgrade"] == ["libnvidia-compute-570", "nvidia-dkms-570-open", "nvidia-utils-570"]
     asked = plan_for(UBUNTU_24, "2c05", survey=there, branch="580")
     assert asked["move"] and asked["packages"][0] == "nvidia-dkms-580-server-open"
