@@ -143,17 +143,29 @@ def _server_fault(survey: Mapping[str, Any], path: str, peers: list[Mapping[str,
     if survey["others"]:
         return (
             f"storage_path: found {path} exported by {', '.join(survey['others'])}, too; expected this role's export "
-            "alone, for the cluster's hosts. Remove it there, or choose another storage_path."
+            f"alone, for the cluster's hosts. Remove it there{_by_zfs(survey['others'])}, or choose another "
+            "storage_path."
         )
     # With the role's own there already it may have worked so, as where users' numbers agree: the role's end tells.
     if not survey["exports"] and (top := _root_of(survey["above"], peers)):
         return (
             f"storage_path: found {top['path']} exported to {', '.join(top['clients'])} ({top['place']}); expected no "
             f"directory above {path} to be exported to the cluster's hosts: NFS 4 comes down from there, and keeps to "
-            "the options of that export. Take the cluster's hosts out of it, and exportfs -ra; or choose a "
-            f"storage_path that is not below {top['path']}, or where a disk of its own is mounted."
+            f"the options of that export. Take the cluster's hosts out of it{_by_zfs([top['place']])}, and "
+            f"exportfs -ra; or choose a storage_path that is not below {top['path']}, or where a disk of its own is "
+            "mounted."
         )
     return ""
+
+
+def _by_zfs(places: Iterable[str]) -> str:
+    """How an export is changed that does not stay as a file is edited."""
+    zfs = any("/zfs.exports:" in place for place in places)
+    return (
+        " (by sharenfs of its dataset, such as zfs set sharenfs=off tank/data: ZFS writes that file)"
+        if zfs
+        else ""
+    )
 
 
 def _read_only(survey: Mapping[str, Any]) -> str:

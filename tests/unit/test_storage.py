@@ -130,6 +130,11 @@ NO_KERNEL = {"release": "6.18.44", "nfs": False, "nfsd": False}
         ),
         ("server", {"place": "link"}, ("to be a link", "Give the directory itself")),
         ("server", {"others": ["/etc/exports:3"]}, ("exported by /etc/exports:3, too", "Remove it there")),
+        (  # which ZFS writes anew
+            "server",
+            {"others": ["/etc/exports.d/zfs.exports:4"]},
+            ("Remove it there (by sharenfs of its dataset, such as zfs set sharenfs=off",),
+        ),
         ("client", {"closed": "/srv"}, ()),
         ("server", {"closed": "/data"}, ("found /data, through which not everybody", "chmod o+x /data")),
         ("client", {"place": "directory", "writable": False}, ()),  # root's, below the mount
@@ -247,6 +252,9 @@ def test_a_server_whose_nfs_begins_elsewhere_is_refused(clients, part, refused):
     assert ("found /srv/nfs4 exported to" in fault and "(/etc/exports:3); expected" in fault) is refused
     survey = survey | {"roots": [], "above": survey["roots"], "exports": True}
     assert storage_fault(survey, part, PATH, "node1", peers) == ""  # it has been shared from there before
+    zfs = {"path": "/srv", "place": "/etc/exports.d/zfs.exports:4", "clients": clients}
+    fault = storage_fault(GOOD | {"above": [zfs]}, part, PATH, "node1", peers)
+    assert ("hosts out of it (by sharenfs of its dataset" in fault) is refused
     tasks = (ROOT / "roles/storage/tasks/precheck.yml").read_text()
     assert "storage_fault(_storage_part, storage_path, _storage_server, _storage_peers)" in tasks
 
