@@ -258,20 +258,20 @@ def diloco(**keys):
 
 def test_fragments_send_less_at_once_and_overlap_hides_the_waiting():
     """A meeting sends 1.5 GB, which takes 12.8 s; of a quarter, 3.2 s, four steps hide 2 s, and eight all of it."""
-    most, waiting, memory = diloco(diloco_fragments=4)
+    most, waiting, held = diloco(diloco_fragments=4)
     assert most == pytest.approx(1.5e9 / 4, rel=0.01)
     assert waiting == pytest.approx(12.8 / 50, rel=0.01) == diloco()[1]
     assert diloco(diloco_fragments=4, diloco_overlap=4)[1] == pytest.approx(4 * 1.2 / 50, rel=0.02)
     _, waiting, more = diloco(diloco_fragments=4, diloco_overlap=8)
     assert waiting == 0
-    assert more == memory | {"under way": 1_000_000_000}
+    assert more == held | {"under way": 1_000_000_000}
 
 
 def test_what_checkpoints_send_and_hold_is_a_part_of_the_plan():
     """Both moments and what was left out, 6 GB each in float32 from each of four ranks, once in 500 steps: 153 s."""
-    _, waiting, memory = diloco(checkpoint_every=500)
+    _, waiting, held = diloco(checkpoint_every=500)
     assert waiting - diloco()[1] == pytest.approx(18e9 * 8 / 0.94e9 / 500, rel=0.01)
-    assert memory["checkpoint"] == 0  # nothing is trained in this footprint
+    assert held["checkpoint"] == 0  # nothing is trained in this footprint
     found = sizes(trainable=1000)
     for comm, each in (("exact", 12), ("8bit", 16), ("diloco", 20)):
         config = from_mapping({"comm": comm})
