@@ -28,9 +28,8 @@ class Pace:
         self.flops = flops.per_token(run.strategy.model)
         peaks = run.world.gather(flops.peak(run.world.devices, run.config.dtype))
         self.peak = None if None in peaks else sum(peaks)  # of all ranks, whose cards may differ
-        self._lasted: deque[tuple[int, float]] = deque(
-            maxlen=recent_steps(run, RATE_STEPS)
-        )  # (tokens, seconds)
+        # (tokens, seconds)
+        self._lasted: deque[tuple[int, float]] = deque(maxlen=recent_steps(run, RATE_STEPS))
         # (shares, seconds, how many more even ones would have taken) of steps.
         self._saving: deque[tuple[list[int], float, float]] = deque(maxlen=SAVING_STEPS)
 

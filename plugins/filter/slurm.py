@@ -116,12 +116,11 @@ def gpu_option(facts: dict[str, dict], options: list[str], device: str = "auto")
 
     Whole nodes come with their GPUs; what runs there has those alone that were asked for.
     """
-    counts = set(slurm_gpus(facts).values())
+    counts = [*slurm_gpus(facts).values()]
     if device == "cpu" or 0 in counts or any(GPU_OPTIONS.match(one) for one in options):
         return {}
     # A number a node is one for all. Of nodes that are given whole, the sum is all that each has.
-    total = sum(slurm_gpus(facts).values())
-    return {"gres": f"gpu:{counts.pop()}"} if len(counts) == 1 else {"gpus": str(total)}
+    return {"gres": f"gpu:{counts[0]}"} if len({*counts}) == 1 else {"gpus": str(sum(counts))}
 
 
 def gpu_problems(facts: dict[str, dict], options: list[str], device: str = "auto") -> list[str]:

@@ -253,3 +253,11 @@ def active(run_command, units):
         if states
         else dict.fromkeys(units, False)
     )
+
+
+def nearest(path: str) -> str:
+    """The directory, of `path` and those above it, that is there."""
+    path = os.path.abspath(path)
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path

@@ -50,6 +50,7 @@ import contextlib
 import os
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.host_survey import nearest
 
 NEED = {
     "path": {"type": "path", "required": True},
@@ -62,14 +63,6 @@ NEED = {
 # That an installation may make on each of its disks: without a free inode a disk is full, whatever its bytes. The
 # Python environment alone has some 20,000.
 FILES = {"first": 30_000, "later": 1000}
-
-
-def nearest(path: str) -> str:
-    """The directory, of `path` and those above it, that is there."""
-    path = os.path.abspath(path)
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    return path
 
 
 def size(path: str) -> int:

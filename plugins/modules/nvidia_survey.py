@@ -36,7 +36,14 @@ import subprocess
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_runs import active_runs
-from ansible.module_utils.host_survey import from_elsewhere, in_container, service, ssh_session, stale
+from ansible.module_utils.host_survey import (
+    from_elsewhere,
+    in_container,
+    nearest,
+    service,
+    ssh_session,
+    stale,
+)
 from ansible.module_utils.pci_cards import DISPLAY, NVIDIA
 
 BRIDGE = "0680"  # PCI class of an NVSwitch, and of bridges of old chipsets
@@ -279,9 +286,7 @@ def passphrases(path: str = "/etc/crypttab") -> list[str]:
 
 def free_bytes(path: str) -> int:
     """Bytes that are free where `path` lies, or its nearest parent that exists."""
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    stat = os.statvfs(path)
+    stat = os.statvfs(nearest(path))
     return stat.f_bavail * stat.f_frsize
 
 

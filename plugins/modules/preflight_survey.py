@@ -65,7 +65,7 @@ from ansible.module_utils.address_probe import others_with
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.host_identity import LOOPBACK
 from ansible.module_utils.host_runs import UNIT, at_work, environment_dir, run_processes
-from ansible.module_utils.host_survey import in_container, interfaces, ssh_session
+from ansible.module_utils.host_survey import in_container, interfaces, nearest, ssh_session
 from ansible.module_utils.installed_packages import installed_torch, installed_versions
 from ansible.module_utils.managed_block import BEGIN, END
 from ansible.module_utils.pci_cards import DISPLAY, NVIDIA, UNUSABLE
@@ -266,10 +266,7 @@ def memory(root: str = "") -> dict[str, int | None]:
 
 def disk(state_dir: str) -> dict:
     """Where runs are kept: bytes and inodes that are free, and whether it is mounted for reading alone."""
-    path = os.path.abspath(state_dir)
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    stat = os.statvfs(path)
+    stat = os.statvfs(nearest(state_dir))
     return {
         "free": stat.f_bavail * stat.f_frsize,
         "total": stat.f_blocks * stat.f_frsize,

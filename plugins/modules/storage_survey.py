@@ -96,7 +96,7 @@ import stat
 
 from ansible.module_utils.as_user import acting_as
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.host_survey import sockets
+from ansible.module_utils.host_survey import nearest, sockets
 from ansible.module_utils.managed_block import read
 from ansible.module_utils.storage_units import (
     FOLDER,
@@ -147,8 +147,7 @@ def writable(path: str, user: str | None) -> bool:
 
 def read_only(path: str) -> str:
     """`path`, or the first directory above it that is there, where nobody can write in it; else ""."""
-    while not os.path.exists(path):  # a link that leads nowhere is none; `real` tells of it
-        path = os.path.dirname(path)
+    path = nearest(path)  # a link that leads nowhere is none; `real` tells of it
     return path if os.statvfs(path).f_flag & os.ST_RDONLY else ""
 
 
