@@ -1,6 +1,7 @@
 """Under strategies that share the weights each rank reads its own part of them: the same losses, less memory."""
 
 import json
+import os
 import re
 import weakref
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import ranks
 import torch
 
-from trainer.model import stored
+from trainer.model import quantize, stored
 
 pytestmark = pytest.mark.distributed
 
@@ -496,3 +497,24 @@ def test_a_checkpoint_of_one_goes_on_as_the_other(weighty, tmp_path):
     found = ranks.run(tmp_path / "first", 1, weighty, "strategy=ddp", "checkpoint_every=2")
     assert found == pytest.approx(expected, rel=1e-5)
     assert {one["world_size"] for one in ranks.records(tmp_path / "first/node0")} == {1, 2}
+
+
+def scaled_otherwise(*arguments):
+    """As another card adds up the mean by which scales are packed: by another order, here by much."""
+    filled = quantize.fill_really(*arguments)
+    if os.environ["RANK"] == "1":
+        for weight in filled:
+            (weight.quant_state.offset if hasattr(weight, "quant_state") else weight.SCB).mul_(1.5)
+    return filled
+
+
+@pytest.mark.parametrize("bits", ["4bit", pytest.param("8bit", marks=pytest.mark.full)])
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("split", marks=pytest.mark.full)])
+def test_all_ranks_have_the_scales_of_one(weighty, tmp_path, bits, strategy):
+    chosen = [f"strategy={strategy}", "adapter=lora", f"quantize={bits}", "dtype=bfloat16"]
+    devices = {("trainer.world", "_devices"): two} if strategy == "split" else {}
+    otherwise = {("trainer.model.quantize", "fill"): scaled_otherwise}
+    expected = ranks.run(tmp_path / "alike", 2, weighty, *chosen, patch=devices)
+    assert ranks.run(tmp_path / "otherwise", 2, weighty, *chosen, patch=devices | otherwise) == expected
+    logs = [(tmp_path / name / "node0/logs/rank-0.log").read_text() for name in ("alike", "otherwise")]
+    assert [text.count("differ from rank 0's") for text in logs] == [0, 1]

@@ -8,7 +8,7 @@ from small_models import ARCHITECTURES, make, small
 
 from trainer.config import from_mapping
 from trainer.errors import BadInput
-from trainer.model import load, lora, quantize, stored
+from trainer.model import equal, load, lora, quantize, stored
 from trainer.model.loss import TokenLoss
 
 torch.set_num_threads(1)
@@ -129,7 +129,7 @@ def test_all_ranks_have_the_scales_of_one(tmp_path):
             gather=lambda one: digests.append(one) or [digests[0], "another"],
             **more,
         )
-        load._equalise(model, told)
+        equal.equalise(equal.held(model), told)
     assert len(set(digests)) == 2 and not sent
     assert torch.equal(states[0].absmax, states[1].absmax) and torch.equal(states[0].offset, states[1].offset)
 

@@ -19,7 +19,7 @@ from trainer.config import Config
 from trainer.data import hub
 from trainer.data import tokenizer as own_tokenizer
 from trainer.errors import BadInput
-from trainer.model import lora, quantize, senses, stored
+from trainer.model import equal, lora, quantize, senses, stored
 from trainer.model.files import files_of, weights_of
 from trainer.model.loss import HALF
 from trainer.words import some
@@ -110,7 +110,7 @@ def build(config: Config, found: Source, world: World, in_parts: bool = False) -
         )
     if world.first and (kept := senses.found(lora.without_adapter(model))):
         log(f"parts of the model that no text reaches stay as they are: {', '.join(kept)}")
-    _equalise(model, world)
+    equal.tell(equal.equalise(equal.held(model), world), world)
     settle_experts(config, model, world.size)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -573,26 +573,6 @@ def _loaded(weights: str) -> list[Path]:
 
     path = huggingface_hub.try_to_load_from_cache(weights, "config.json")
     return files_of(Path(path).parent) if isinstance(path, str) else []
-
-
-def _equalise(model: torch.nn.Module, world: World) -> None:
-    """Compare the ranks' weights; where they differ (another CPU, another file), all take rank 0's."""
-    if world.size == 1:
-        return
-    tensors = [one for one in (*model.parameters(), *model.buffers()) if not one.is_meta]
-    tensors += [scale for one in tensors for scale in quantize.scales(one)]
-    total = hashlib.sha256()
-    for tensor in tensors:
-        total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    digests = world.gather(total.hexdigest())
-    if len(set(digests)) > 1:
-        others = sorted({world.hosts[rank] for rank, one in enumerate(digests) if one != digests[0]})
-        if world.first:
-            log(f"the weights on {', '.join(others)} differ from rank 0's; all ranks take rank 0's")
-        for tensor in tensors:
-            values = tensor.detach().cpu().contiguous()
-            world.broadcast(values, source=0)
-            tensor.data.copy_(values)
 
 
 def remake(config: Config, tokenizer) -> torch.nn.Module:

@@ -102,13 +102,14 @@ def empty(model: nn.Module) -> list[nn.Parameter]:
 
 def fill(
     model: nn.Module, files: Stored | None, names: dict[int, str], dtype: torch.dtype, device: torch.device
-) -> None:
-    """Give the empty weights below `model` their values on `device`, one after the other.
+) -> list[nn.Parameter]:
+    """Give the empty weights below `model` their values on `device`, one after the other; these weights.
 
     names: theirs in `files`, by id. One that is not packed there is quantised, from `dtype`.
     """
     from transformers.pytorch_utils import Conv1D
 
+    filled = []
     for layer in model.modules():
         if not _is_empty(layer):
             continue
@@ -123,6 +124,8 @@ def fill(
             turned = issubclass(layer.source_cls, Conv1D)
             content = (content.T.contiguous() if turned else content).to(dtype)
             layer.weight = type(weight)(content, requires_grad=False, **known).to(device)
+        filled.append(layer.weight)
+    return filled
 
 
 def bared(model: nn.Module) -> None:

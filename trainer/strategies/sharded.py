@@ -43,7 +43,7 @@ from trainer import buffers, waiting
 from trainer.config import Config
 from trainer.data.files import expanded
 from trainer.errors import BadInput, TrainerError
-from trainer.model import quantize
+from trainer.model import equal, quantize
 from trainer.model.load import frozen_dtype
 from trainer.model.lora import without_adapter
 from trainer.model.loss import HALF, TokenLoss
@@ -93,9 +93,14 @@ class Sharded(Strategy):
                 f"warning: transformers names no layers of model {self.config.model}: with strategy "
                 f"{self.config.strategy} each rank gathers all its weights in a step, as with zero2"
             )
+        others = set()  # hosts whose scales were not rank 0's
         for part in (*inner, self.module):
             # A block at a time: of its weights in 4 bits this rank keeps its part alone, before the next is read.
-            quantize.fill(part, self._stored, names, frozen, self.world.device)
+            filled = quantize.fill(part, self._stored, names, frozen, self.world.device)
+            # Each rank makes the others' parts whole by its own scales. Those in 8 bits all ranks hold.
+            held = [one for one in filled if hasattr(one, "SCB")]
+            scales = [scale for one in filled for scale in quantize.scales(one)]
+            others |= equal.equalise(held + scales, self.world)
             if self.shares_weights:
                 quantize.bared(part)
             ignored = {p for p in part.parameters() if not self._is_shared(p)}
@@ -110,6 +115,7 @@ class Sharded(Strategy):
                 ignored_params=ignored,
             )
             self._place(part)
+        equal.tell(others, self.world)
         layers = _layers(self.world)
         for part in self._parts():
             part.set_gradient_divide_factor(1.0)

@@ -19,7 +19,7 @@ from transformers.cache_utils import KVSharingDict
 
 from trainer.config import Config
 from trainer.errors import BadInput
-from trainer.model import quantize, stored
+from trainer.model import equal, quantize, stored
 from trainer.model.footprint import QUANTISED
 from trainer.model.load import frozen_dtype
 from trainer.model.loss import TokenLoss
@@ -86,8 +86,13 @@ class Split(Strategy):
         at = [(part, home.get(id(part), self.world.device)) for part in self.module.modules()]
         names = {id(one): name for name, one in self.model.named_parameters()}
         frozen, files = frozen_dtype(self.config), getattr(self.model, "stored", None)
-        for part, device in (*self.layers, (self.model, self.world.device)):
-            quantize.fill(part, files, names, frozen, device)
+        filled = [
+            one
+            for part, device in (*self.layers, (self.model, self.world.device))
+            for one in quantize.fill(part, files, names, frozen, device)
+        ]
+        scales = [scale for one in filled for scale in quantize.scales(one)]
+        equal.tell(equal.equalise(filled + scales, self.world), self.world)
         for part, device in at:
             quantize.move(part, device)
             for name, buffer in part.named_buffers(recurse=False):
