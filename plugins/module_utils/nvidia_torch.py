@@ -44,7 +44,7 @@ def refuse_cards_without_code(host: Host) -> None:
     if not cuda:
         return
     for card in host.cards:
-        serves = card["generation"]["cuda"]
+        serves = {**card["generation"]["cuda"], **card["generation"].get("torch", {})}
         older = numbers(cuda) < numbers(serves["from"])
         if older or (serves.get("to") and numbers(cuda) > numbers(serves["to"])):
             until = f" to {serves['to']}" if serves.get("to") else " or later"
