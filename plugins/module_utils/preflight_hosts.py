@@ -573,7 +573,7 @@ def process_of(holder: str) -> str:
 @check(
     "The memory by which the hosts agree on a run answers each of them",
     "every member; fail without a majority",
-    "docs/architecture.md: a run goes on while a majority of etcd's members lives",
+    "docs/design/recovery.md: a run goes on while a majority of etcd's members lives",
     True,
 )
 def store(cluster: Cluster) -> Iterable[Said]:

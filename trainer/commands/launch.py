@@ -49,7 +49,7 @@ BACK_OFF = 5.0  # seconds before the next attempt, more with each failure in a r
 
 
 def main(config: Config, environment: Environment, arguments: list) -> int:
-    """Take part in the run to its end; returns the exit code (docs/architecture.md)."""
+    """Take part in the run to its end; returns the exit code (docs/design/recovery.md)."""
     os.environ.setdefault(BEGUN, str(time.time()))  # it stays where the launcher begins anew
     try:
         launcher = Launcher(config, environment, arguments)

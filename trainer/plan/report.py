@@ -132,7 +132,7 @@ def _shares(config: Config, place: Place, answer: dict) -> list[str]:
 
 
 def _curve(config: Config, place: Place, answer: dict) -> list[str]:
-    """What breaks the rule that the loss curve is the same on any machines (docs/architecture.md), and how."""
+    """What breaks the rule that the loss curve is the same on any machines (docs/design/training-step.md), and how."""
     found = []
     if wire.codes(config, place):
         found.append(f"comm: {config.comm} ({ways.price(config.comm, answer['from_random'])})")
