@@ -38,6 +38,7 @@ from inventory_roles import (
     check_ports,
     check_rdma,
     check_storage,
+    check_switch,
 )
 from inventory_variables import check_alike, check_known_variables, check_types
 from telling import limit_fault
@@ -62,6 +63,7 @@ def check(inventory: Inventory, left_out: Iterable[Callable] = ()) -> list[Probl
         check_given_addresses,
         check_controller_files,
         check_rdma,
+        check_switch,
         check_nofile,
         check_storage,
         check_monitoring,
@@ -130,9 +132,11 @@ class ActionModule(ActionBase):
         if faults:
             return {"failed": True, "msg": "\n".join([*faults, "No host was contacted."])}
         inventory = read_inventory(task_vars, arguments["roles"], self._loader)
+        books = {os.path.basename(book) for book in context.CLIARGS.get("args") or ()}
         # By a reset, hosts that an earlier release deployed so can be put right.
-        resets = any(os.path.basename(book) == "reset.yml" for book in context.CLIARGS.get("args") or ())
-        left_out = [check_alike] if resets else []
+        left_out = [check_alike] if "reset.yml" in books else []
+        if books == {"switch.yml"}:  # which tells what that check asks for
+            left_out.append(check_switch)
         problems = check_facts(inventory) if arguments["facts"] else check(inventory, left_out)
         if problems:
             return {"failed": True, "msg": report(problems, contacted=arguments["facts"])}

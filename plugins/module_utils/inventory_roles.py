@@ -59,7 +59,7 @@ def _file_fault(path: str, first_line: str) -> str:
 
 
 def check_rdma(inventory: Inventory) -> Iterable[Problem]:
-    """RDMA's groups are the cluster's hosts, at most two manage InfiniBand, a lossless class is the switch's, too."""
+    """RDMA's groups are the cluster's hosts, at most two manage InfiniBand, and all mark their packets alike."""
     group, managers = (list(inventory.groups.get(name, [])) for name in ("rdma", "opensm"))
     yield from _outside(inventory, "rdma", group, "cluster", inventory.members())
     yield from _outside(inventory, "opensm", managers, "rdma", group)
@@ -71,7 +71,6 @@ def check_rdma(inventory: Inventory) -> Iterable[Problem]:
             "one, or two: a master and its standby",
             "Take the others out of the group",
         )
-    yield from _lossless(inventory, group)
     yield from _roce_class(inventory, group)
 
 
@@ -89,8 +88,9 @@ def _outside(
         )
 
 
-def _lossless(inventory: Inventory, group: list[str]) -> Iterable[Problem]:
-    for host in group:
+def check_switch(inventory: Inventory) -> Iterable[Problem]:
+    """A lossless class is the switch's, too."""
+    for host in inventory.groups.get("rdma", []):
         values = inventory.hosts.get(host, {})
         if values.get("roce_qos_mode") == "lossless" and not is_true(values.get("roce_qos_switch_confirmed")):
             yield Problem(

@@ -56,6 +56,8 @@ def test_it_is_written_once(play):
             {"roce_qos_mode": "lossy", "roce_qos_switch_port": ""},
             "found none for ubunturdma1, ubunturdma2; expected the switch's port",
         ),
+        ("rdma-pair", {"roce_qos_mode": "lossless", "roce_qos_priority": 12}, "roce_qos_priority: found 12"),
+        ("rdma-pair", {"roce_qos_mode": "lossless", "roce_qos_swich": "sonic"}, "roce_qos_switch"),
     ],
 )
 def test_what_is_missing_is_named(play, example, given, words):
