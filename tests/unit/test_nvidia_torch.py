@@ -37,7 +37,7 @@ def test_a_driver_that_is_there_and_does_not_run_torchs_build_is_not_replaced_un
             TORCH,
             "the Pascal card at 0000:01:00.0 (PCI id 10de:1b06) is served by builds for 8.0 to 12.6",
         ),
-        ("1b06", {"torch": "torch==2.13.0+cu128"}, "is served by builds for 8.0 to 12.6"),
+        *((device, {"torch": "torch==2.13.0+cu128"}, "to 12.6") for device in ("1380", "1b06", "1db6")),
         ("1db6", TORCH, "(such as torch==2.13.0+cu126, from an index"),
         ("2b85", OLDER, "is served by builds for 12.8 or later"),
         ("2b85", OLDER, "(such as torch==2.13.0, as the public index has it)"),
@@ -46,6 +46,7 @@ def test_a_driver_that_is_there_and_does_not_run_torchs_build_is_not_replaced_un
 def test_a_card_for_which_torchs_build_has_no_code_is_refused(device, torch, words):
     assert words in refused(UBUNTU_24, device, **torch)
     plan_for(UBUNTU_24, device, **(TORCH if torch is OLDER else OLDER))
+    plan_for(UBUNTU_24, device, torch="torch==2.13.0+cu128.own")  # of one's own: only its ranks can tell
 
 
 def test_what_the_public_index_has_is_of_the_version_that_is_locked():

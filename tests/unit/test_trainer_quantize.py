@@ -1,6 +1,8 @@
 """Weights in 8 and 4 bits: which stay whole, and how those on disk are read."""
 
+import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -116,21 +118,29 @@ def test_all_ranks_have_the_scales_of_one(tmp_path):
     states = [model.model.layers[0].self_attn.q_proj.weight.quant_state for model in models]
     states[1].offset += 0.5
     states[1].absmax[0] ^= 1
-    sent, digests = [], []
+    sent, places, barrier = [], [None, None], threading.Barrier(2)
 
-    def copied(values, source):
-        values.copy_(sent.pop(0))
+    def meet(rank, one):
+        places[rank] = one
+        barrier.wait()
+        found = list(places)
+        barrier.wait()
+        return found
 
-    first = {"first": True, "broadcast": lambda values, source: sent.append(values.clone())}
-    for model, more in zip(models, (first, {"first": False, "broadcast": copied}), strict=True):
-        told = types.SimpleNamespace(
+    def equalised(rank):
+        world = types.SimpleNamespace(
             size=2,
             hosts=["a", "b"],
-            gather=lambda one: digests.append(one) or [digests[0], "another"],
-            **more,
+            gather=lambda one: meet(rank, one),
+            broadcast=lambda values, source: sent.append(values) or values.copy_(meet(rank, values)[source]),
         )
-        equal.equalise(equal.held(model), told)
-    assert len(set(digests)) == 2 and not sent
+        return equal.equalise(equal.held(models[rank]), world)
+
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(equalised, range(2))) == [{"b"}] * 2
+        assert len(sent) == 2 * 2  # what differs alone
+        assert list(pool.map(equalised, range(2))) == [set()] * 2
+    assert len(sent) == 2 * 2
     assert torch.equal(states[0].absmax, states[1].absmax) and torch.equal(states[0].offset, states[1].offset)
 
 

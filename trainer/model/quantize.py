@@ -156,6 +156,11 @@ def scales(weight: nn.Parameter) -> list[torch.Tensor]:
     return [one for one in (*found, getattr(state, "offset", None)) if isinstance(one, torch.Tensor)]
 
 
+def kept_whole(weight: nn.Parameter) -> list[torch.Tensor]:
+    """What each rank holds of a quantised weight that the ranks share: its scales, and itself where it has 8 bits."""
+    return [*([weight] if hasattr(weight, "SCB") else []), *scales(weight)]
+
+
 def left_whole(model: nn.Module) -> float:
     """The share of the frozen weights that are no linear layer's, and so keep all their bits: those of experts.
 

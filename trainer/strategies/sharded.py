@@ -93,14 +93,12 @@ class Sharded(Strategy):
                 f"warning: transformers names no layers of model {self.config.model}: with strategy "
                 f"{self.config.strategy} each rank gathers all its weights in a step, as with zero2"
             )
-        others = set()  # hosts whose scales were not rank 0's
+        kept: list[torch.Tensor] = []  # of quantised weights what each rank has whole
         for part in (*inner, self.module):
             # A block at a time: of its weights in 4 bits this rank keeps its part alone, before the next is read.
             filled = quantize.fill(part, self._stored, names, frozen, self.world.device)
-            # Each rank makes the others' parts whole by its own scales. Those in 8 bits all ranks hold.
-            held = [one for one in filled if hasattr(one, "SCB")]
-            scales = [scale for one in filled for scale in quantize.scales(one)]
-            others |= equal.equalise(held + scales, self.world)
+            kept += [one for weight in filled for one in quantize.kept_whole(weight)]
+            del filled
             if self.shares_weights:
                 quantize.bared(part)
             ignored = {p for p in part.parameters() if not self._is_shared(p)}
@@ -115,7 +113,8 @@ class Sharded(Strategy):
                 ignored_params=ignored,
             )
             self._place(part)
-        equal.tell(others, self.world)
+        if kept:  # each rank makes the others' parts whole by its own scales
+            equal.tell(equal.equalise(kept, self.world), self.world)
         layers = _layers(self.world)
         for part in self._parts():
             part.set_gradient_divide_factor(1.0)
