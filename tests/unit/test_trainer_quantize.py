@@ -130,6 +130,7 @@ def test_all_ranks_have_the_scales_of_one(tmp_path):
     def equalised(rank):
         world = types.SimpleNamespace(
             size=2,
+            first=rank == 0,
             hosts=["a", "b"],
             gather=lambda one: meet(rank, one),
             broadcast=lambda values, source: sent.append(values) or values.copy_(meet(rank, values)[source]),

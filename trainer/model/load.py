@@ -110,7 +110,7 @@ def build(config: Config, found: Source, world: World, in_parts: bool = False) -
         )
     if world.first and (kept := senses.found(lora.without_adapter(model))):
         log(f"parts of the model that no text reaches stay as they are: {', '.join(kept)}")
-    equal.tell(equal.equalise(equal.held(model), world), world)
+    equal.equalise(equal.held(model), world)
     settle_experts(config, model, world.size)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})

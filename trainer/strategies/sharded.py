@@ -113,8 +113,7 @@ class Sharded(Strategy):
                 ignored_params=ignored,
             )
             self._place(part)
-        if kept:  # each rank makes the others' parts whole by its own scales
-            equal.tell(equal.equalise(kept, self.world), self.world)
+        equal.equalise(kept, self.world)  # by its own scales each rank makes the others' parts whole
         layers = _layers(self.world)
         for part in self._parts():
             part.set_gradient_divide_factor(1.0)

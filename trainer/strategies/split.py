@@ -91,8 +91,7 @@ class Split(Strategy):
             for part, device in (*self.layers, (self.model, self.world.device))
             for one in quantize.fill(part, files, names, frozen, device)
         ]
-        scales = [scale for one in filled for scale in quantize.scales(one)]
-        equal.tell(equal.equalise(filled + scales, self.world), self.world)
+        equal.equalise(equal.with_scales(filled), self.world)
         for part, device in at:
             quantize.move(part, device)
             for name, buffer in part.named_buffers(recurse=False):
