@@ -146,6 +146,7 @@ def test_the_look_has_the_hosts_with_the_full_name(load_module, call_main, monke
     monkeypatch.setattr(survey.os.path, "exists", lambda path: False)
     monkeypatch.setattr(survey, "sshd", lambda *_: {})
     monkeypatch.setattr(survey, "own_key", lambda *_: "")
+    monkeypatch.setattr(survey, "init", lambda: "none")
 
     def look(text):
         there["/etc/hosts"] = text
@@ -160,6 +161,37 @@ def test_the_look_has_the_hosts_with_the_full_name(load_module, call_main, monke
     assert look(host_identity.hosts_file("", NAMED)[0]) == (["node1"], [])
     tasks = (ROOT / "roles/identity/tasks/main.yml").read_text()
     assert 'hosts: "{{ __identity_survey.survey.hosts }}"\n' in tasks
+
+
+SHOWN = """\
+ActiveState={}
+Id=trainyard-etcd.service
+NeedDaemonReload={}
+UnitFileState={}
+
+ActiveState=active
+Id=trainyard-tell.path
+NeedDaemonReload=no
+UnitFileState=enabled
+"""
+
+
+@pytest.mark.parametrize(
+    ("states", "etcd"),
+    [
+        (("active", "no", "enabled"), True),
+        (("activating", "no", "enabled"), False),  # starts again and again
+        (("inactive", "no", "enabled"), False),
+        (("active", "yes", "enabled"), False),  # its file is another since
+        (("active", "no", "disabled"), False),
+        (("inactive", "no", ""), False),  # there is none
+    ],
+)
+def test_the_look_knows_the_units_that_need_nothing(load_module, states, etcd):
+    units_up = load_module("identity_survey").units_up
+    up = [*["trainyard-etcd.service"] * etcd, "trainyard-tell.path"]
+    assert units_up(lambda command: (0, SHOWN.format(*states), "")) == up
+    assert units_up(lambda command: (1, "", "no bus")) == []
 
 
 def test_a_domain_of_the_inventorys_own_and_a_name_of_anothers_count_more(host_identity):
