@@ -44,6 +44,7 @@ class Progress:
     recent_steps: int = 0
     best_loss: float | None = None  # of the evaluations so far
     best_step: int = 0
+    best_saved: int = 0  # the newest step that was the best and whose checkpoint is there
     no_better: int = 0  # evaluations in a row since the best
     evaluated_step: int = 0  # of the last one
     passed_over: int = 0  # batches that did harm, in a row
@@ -56,7 +57,7 @@ class Progress:
         """Evaluations are made on the data of this digest; whether the best one was of other data, and is forgotten."""
         other = self.best_loss is not None and self.held_out not in (None, held_out)
         if other:
-            self.best_loss, self.best_step, self.no_better = None, 0, 0
+            self.best_loss, self.best_step, self.best_saved, self.no_better = None, 0, 0, 0
         self.held_out = held_out
         return other
 

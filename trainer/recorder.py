@@ -39,7 +39,7 @@ UNSAVED = 3  # checkpoints in a row that cannot be saved, after which a run ends
 RECENT_STEPS = 20  # whose mean says where a step's time goes
 SETTLED_STEPS = 2 * RECENT_STEPS  # of an attempt, after which those are as they will be: shares are found
 # Of the progress in a manifest: a release from before they were there reads the rest.
-APART = ("launch", "evaluated_step", "held_out")
+APART = ("launch", "evaluated_step", "held_out", "best_saved")
 PASSED_OVER = 10  # batches in a row, and ways back to one checkpoint, before a run is called diverged
 CURE = "Cure: a lower lr, more warmup_steps, a grad_clip; then start again from the last checkpoint"
 
@@ -73,7 +73,6 @@ class Recorder:
             before=self.metrics.settle if self.metrics else lambda: None,
         )
         self.saved_step = run.progress.step
-        self.best_saved = run.progress.best_step  # the newest of the best that has a checkpoint
         self.saved_at = time.monotonic()
         self._saving_bytes = 0  # sent for the checkpoint that was begun last
         self._unsaved = 0  # checkpoints in a row that could not be saved
@@ -207,7 +206,7 @@ class Recorder:
         back = dataclasses.replace(progress_in(found.manifest), launch=run.progress.launch)
         vars(run.progress).update(vars(back))
         # Newer ones are damaged: their steps are saved anew.
-        self.saved_step, self.best_saved = step, run.progress.best_step
+        self.saved_step = step
         self.judge()
         if self.metrics:
             self.metrics.cut(run.progress.step, run.progress.evaluated_step)
@@ -218,10 +217,9 @@ class Recorder:
 
     def judge(self) -> None:
         """Compare evaluations with none that was made on other data."""
-        if self.run.held_out and self.run.progress.judge_by(self.run.held_out.digest):
-            self.best_saved = 0
-            if self.run.world.first:
-                self._say("what is held out has changed: the best evaluation so far is forgotten")
+        other = self.run.held_out and self.run.progress.judge_by(self.run.held_out.digest)
+        if other and self.run.world.first:
+            self._say("what is held out has changed: the best evaluation so far is forgotten")
 
     def evaluate(self) -> None:
         """The loss on the held-out data; whether it is the best so far is noted in the run's progress."""
@@ -261,7 +259,7 @@ class Recorder:
         if better:
             self.save()
             if self.saved_step == progress.step and (self.saver.told or not self.saver.under_way):
-                self.best_saved = progress.step  # it was there before the evaluation
+                progress.best_saved = progress.step  # it was there before the evaluation
 
     def after_step(self, report: StepReport) -> None:
         """Write down one step, and what it is the occasion for."""
@@ -442,7 +440,8 @@ class Recorder:
         self.show(state="saving")
         run.strategy.settle()
         self.saved_step, self.saved_at = step, time.monotonic()
-        self.saver.save(facts(run.config, run.progress, self.identity), spare=self.best_saved, waited=waited)
+        known = facts(run.config, run.progress, self.identity)
+        self.saver.save(known, spare=run.progress.best_saved, waited=waited)
         self._saving_bytes = run.strategy.uncounted_bytes
         self._tell_passed_over()
         self.show(state="running")
@@ -549,7 +548,7 @@ class Recorder:
             )
         self._unsaved = 0
         if saved.step == self.run.progress.best_step:
-            self.best_saved = saved.step
+            self.run.progress.best_saved = saved.step
         self._warn("checkpoint", saved.warning)
         if saved.warning and self.run.world.first:
             self._say(f"warning: {saved.warning}")
@@ -634,6 +633,8 @@ def facts(config: Config, progress: Progress, identity: dict) -> dict:
     return {
         "step": progress.step,
         **{name: known.pop(name) for name in APART},
+        # Where there is a manifest, there is its checkpoint.
+        "best_saved": progress.step if progress.step == progress.best_step else progress.best_saved,
         "progress": known,
         "identity": identity,
         "settings": dataclasses.asdict(config),
@@ -644,6 +645,7 @@ def progress_in(manifest: dict) -> Progress:
     """How far the run was, by a checkpoint's manifest."""
     # What was due before its step was noted had been done before a checkpoint was begun.
     apart = {"launch": "", "evaluated_step": manifest["step"], "held_out": None}
+    apart["best_saved"] = manifest["progress"]["best_step"]
     return Progress(**manifest["progress"], **{name: manifest.get(name, apart[name]) for name in APART})
 
 

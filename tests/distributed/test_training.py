@@ -443,12 +443,15 @@ def test_the_best_one_may_be_an_evaluation_that_a_stop_came_before(material, tmp
     assert all(model[name].equal(best[name]) for name in best)
 
 
-def test_a_best_evaluation_whose_checkpoint_could_not_be_saved_is_told(material, tmp_path):
-    extra = ("validation_split=0.2", "eval_every=4", "patience=9", "checkpoint_every=0")
+@pytest.mark.parametrize("stop", [None, 10], ids=["whole", "stopped and resumed"])
+def test_a_best_evaluation_whose_checkpoint_could_not_be_saved_is_told(material, tmp_path, stop):
+    extra = ("validation_split=0.2", "eval_every=4", "patience=9", "checkpoint_every=0", "checkpoint_keep=1")
     patch = {
         ("trainer.recorder", "evaluate"): _best_at_step_8,
         ("trainer.checkpoint", "TensorFile"): _no_room_for_step_8,
     }
+    if stop:
+        ranks.run(tmp_path, 1, material / "run.yaml", *extra, patch=patch, stop_in=stop, codes=[75])
     ranks.run(tmp_path, 1, material / "run.yaml", *extra, patch=patch)
     log = (tmp_path / "node0/logs/rank-0.log").read_text()
     assert (

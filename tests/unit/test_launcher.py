@@ -1142,6 +1142,92 @@ def test_a_stop_between_two_attempts_is_no_failure(trains, asked_first):
     assert codes == ([1, LOST] if asked_first else [STOPPED, STOPPED])
 
 
+SAVED = attempt.Outcome(STOPPED, "asked to save and end")
+
+
+def turns(launcher, count=4):
+    """The code that it ends with within some looks, or None."""
+    return next((code for code in (launcher.turn() for _ in range(count)) if code is not None), None)
+
+
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_who_shuts_down_stays_until_the_others_have_ended_too(trains, clock, leaver):
+    """All have saved together; a card, eight ranks or a sink take their time to end."""
+    leaves, stays = trains[leaver], trains[1 - leaver]
+    leaves.environment.leave_file.touch()
+    leaves.turn()
+    leaves.attempt.outcome = SAVED
+    for _ in range(10):
+        assert (leaves.turn(), stays.turn()) == (None, None)
+        clock[0] += launch.FAREWELL / 12
+    assert not leaves.attempt and not stays.attempt.killed
+    stays.attempt.outcome = SAVED
+    assert turns(stays) is None  # no attempt begins with who is about to go
+    assert turns(leaves) == STOPPED
+    leaves.leave()
+    assert turns(stays, 2) is None
+    plan = stays.attempt.plan
+    assert [one.node for one in plan.members] == [stays.me.node] and plan.attempt == 2
+    assert (plan.blamed, plan.outages, plan.failures) == ({}, 0, 0)
+
+
+def test_who_shuts_down_does_not_wait_for_ever(trains, clock):
+    first, second = trains
+    second.leaving = True
+    second.attempt.outcome = SAVED
+    assert turns(second) is None
+    clock[0] += launch.FAREWELL + 1
+    first.turn()
+    assert turns(second) == STOPPED
+
+
+@pytest.mark.parametrize("how", ["leave_file", "stop_file"])
+def test_two_that_end_together_do_not_wait_for_each_other(trains, how):
+    for launcher in trains:
+        getattr(launcher.environment, how).touch()
+        launcher.attempt.outcome = SAVED
+    assert [launcher.turn() for launcher in trains] == [None, None]
+    codes = [[launcher.turn() for launcher in trains] for _ in range(3)]
+    assert STOPPED in [row[0] for row in codes] and STOPPED in [row[1] for row in codes]
+
+
+def test_who_shuts_down_while_the_store_is_silent_does_not_wait(trains, monkeypatch):
+    _, second = trains
+    second.leaving = True
+    second.attempt.outcome = SAVED
+    assert turns(second) is None
+    monkeypatch.setattr(second.store, "read", refuse_store)
+    assert turns(second, 2) == STOPPED
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_stop_does_not_cut_off_who_has_saved_and_is_slower_to_end(trains, clock, slow):
+    quick, other = trains[1 - slow], trains[slow]
+    for launcher in trains:
+        launcher.ask_to_stop()
+        launcher.turn()
+    quick.attempt.outcome = SAVED
+    for _ in range(10):
+        assert (quick.turn(), other.turn()) == (None, None)
+        clock[0] += launch.FAREWELL / 12
+    assert not other.attempt.killed
+    other.attempt.outcome = SAVED
+    assert [turns(other), turns(quick)] == [STOPPED, STOPPED]
+    assert {status(launcher)["reason"] for launcher in trains} == {SAVED.reason}
+
+
+def test_who_does_not_end_though_all_have_saved_hangs(trains, clock):
+    first, second = trains
+    second.attempt.outcome = SAVED
+    for _ in range(100):
+        clock[0] += 4
+        second.turn()
+        first.turn()
+        if not first.attempt:
+            break
+    assert "node0: a rank hung: the others' have ended, and it did not" in first.me.reason
+
+
 @pytest.mark.parametrize(("leaves", "word"), [(False, "stopped"), (True, "restarting")])
 def test_who_is_asked_again_ends_its_ranks_and_has_the_last_word(start, clock, leaves, word):
     """What comes next is SIGKILL, which leaves `running` behind; a queued run would wait for its end for ever."""

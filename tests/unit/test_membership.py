@@ -112,6 +112,14 @@ def test_a_host_that_leaves_in_order_is_no_outage(restarts):
         assert names(current) == ["node0", "node1", "node2"] and not current.blamed
 
 
+def test_who_is_about_to_leave_takes_part_no_more():
+    """Its record is there until the others' ranks have ended."""
+    hosts = [host(node, 1, STOPPED, stepped=True, leaves=node == 2) for node in (0, 1, 2)]
+    found = word(plan(0, 1, 2), hosts)
+    assert names(found) == ["node0", "node1"] and found.reason == "node2 is gone" and not found.blamed
+    assert isinstance(word(plan(0, 1, 2), [host(0), *hosts[1:]]), Wait)
+
+
 def test_a_reason_that_no_rank_came_to_tell_is_told_with_the_next_and_once():
     """A host is back, or another is lost, before those that went on without the first have made a step."""
     second = plan(0, 1, attempt=2, reason="node2 is gone")

@@ -38,14 +38,13 @@ def evaluated(monkeypatch):
             saver=types.SimpleNamespace(
                 **dict(zip(("told", "under_way"), saver or (True, False), strict=True))
             ),
-            best_saved=progress.best_step,
             pace=types.SimpleNamespace(),
         )
         monkeypatch.setattr(recorder, "evaluate", lambda *_: loss)
         recorder.Recorder.judge(one)
         progress.step += 1
         recorder.Recorder.evaluate(one)
-        return bool(saved), told | ({"best_saved": one.best_saved} if saver else {})
+        return bool(saved), told | ({"best_saved": progress.best_saved} if saver else {})
 
     return evaluate
 
@@ -73,6 +72,15 @@ def test_a_checkpoint_that_came_to_be_before_its_evaluation_is_the_bests(evaluat
     progress = Progress(step=6)
     _, told = evaluated(progress, 2.0, saver=saver)
     assert progress.best_step == 7 and (told["best_saved"] == 7) is there
+
+
+@pytest.mark.parametrize(("step", "saved"), [(7, 4), (6, 6)])
+def test_a_manifest_tells_which_of_the_best_there_is_a_checkpoint_of(step, saved):
+    """That of step 6 could not be saved; its own manifest is there where it could."""
+    told = recorder.facts(from_mapping({}), Progress(step=step, best_step=6, best_saved=4), {})
+    assert recorder.progress_in(told).best_saved == saved
+    del told["best_saved"]  # as an earlier release has it
+    assert recorder.progress_in(told).best_saved == 6
 
 
 def test_a_loss_that_is_no_number_is_never_the_best(evaluated):

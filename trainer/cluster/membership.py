@@ -44,6 +44,7 @@ class Host:
     unreached: list[int] = field(
         default_factory=list
     )  # nodes that gave no answer once its ranks had lost them
+    leaves: bool = False  # it shuts down, and stays until the others' ranks have ended, too
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def next_word(
     that an attempt must have (min_nodes). restarts: failures in a row without a new checkpoint that are tried again.
     now: seconds since 1970. new: the run has not been under way before: a store of one host's own forgets its plans.
     """
-    hosts = sorted(hosts, key=lambda host: host.node)
+    hosts = sorted((host for host in hosts if not host.leaves), key=lambda host: host.node)
     least = min(least, expected)  # with more than there are, nothing would ever go on
     if plan is None:
         # One that was under way may have gone on elsewhere, or ended there. Of two, the first has the store.

@@ -46,6 +46,9 @@ ANEW_MARK = "TRAINYARD_ANEW"  # and that is one: what was asked meanwhile is mea
 ANOTHER, AFTER_FILE = 2.0, 20.0
 LAST_CALL = 20.0  # seconds that ranks then have
 BACK_OFF = 5.0  # seconds before the next attempt, more with each failure in a row
+FAREWELL = (
+    30.0  # seconds that others' ranks have to end, once this host's have ended in order: as one host's own
+)
 
 
 def main(config: Config, environment: Environment, arguments: list) -> int:
@@ -141,6 +144,9 @@ class Launcher:
         self.leaving = False  # this host shuts down
         self.attempt: Attempt | None = None
         self.pulse = Pulse(config)  # of that attempt's ranks
+        self.parted: float | None = (
+            None  # when its ranks ended in order; None: they did not, or nobody is waited for
+        )
         self.troubled: float | None = None  # when it was first seen that the attempt cannot go on
         self.used = 0.0  # seconds of processors that its ranks had used by then
         self.word_since: tuple[int, float] | None = None  # attempt that has failed, and when that was seen
@@ -219,8 +225,10 @@ class Launcher:
         if (self.asked or self.leaving) and self.asked_at is None:
             self.asked_at, self.by_file = time.monotonic(), True
         if self.leaving and not self.attempt:
-            self._say("restarting", LEAVES.format(self.me.name))
-            return STOPPED
+            if not self.parted:
+                self._say("restarting", LEAVES.format(self.me.name))
+                return STOPPED
+            self.me = dataclasses.replace(self.me, leaves=True)
         if self.queued:
             return self._queue()
         if not self.me.port and not self._has_come_up():
@@ -234,6 +242,12 @@ class Launcher:
         if self.attempt:
             self._watch(plan, hosts, End(**end.value) if end else None)
             return None
+        if self.parted and (self.leaving or end):
+            if self._others_end(plan, hosts):
+                return None
+            self.parted = None
+        if self.leaving:
+            return None  # at the next look it does
         if end:
             return self._conclude(End(**end.value))
         if self.asked:
@@ -251,6 +265,15 @@ class Launcher:
         else:
             self._say("starting" if plan is None else "restarting", self.shown[1] if self.shown else None)
         return None
+
+    def _others_end(self, plan: Plan | None, hosts: list[Host]) -> bool:
+        """Whether ranks that ended in order with this host's are still at it elsewhere: they are not to miss it yet."""
+        late = self.pressed or time.monotonic() - self.parted > FAREWELL
+        return (
+            bool(plan)
+            and not late
+            and any(plan.has(host.node) and host.done < self.me.done for host in hosts)
+        )
 
     def _queue(self) -> int | None:
         """Wait until the runs before this one have ended here; what was cut short may yet come back.
@@ -405,6 +428,7 @@ class Launcher:
     def _out_of_touch(self, why: str) -> int | None:
         """The store does not answer: wait for it; end the ranks before others may take this host for dead."""
         silent = time.monotonic() - self.touched
+        self.parted = None  # nobody would learn of it
         if self.attempt:
             if self.asked or self.leaving:
                 self._ask_to_yield()
@@ -519,7 +543,7 @@ class Launcher:
             self.begun = self.counted = True
             self.starts += 1
             self._note_turn()
-        self.troubled, self.pulse = None, Pulse(self.config)
+        self.troubled, self.parted, self.pulse = None, None, Pulse(self.config)
         try:
             self.environment.yield_file.unlink(missing_ok=True)
             renewed = self.store.renewed if self.expected > 1 else None
@@ -535,6 +559,8 @@ class Launcher:
             if outcome.code == LOST:
                 others = [one for one in mine.members if one.node != self.me.node]
                 return self._over(outcome, reach.unreached(others))
+            if outcome.code in (0, STOPPED):
+                self.parted = time.monotonic()
             return self._over(outcome)
         now = time.monotonic()
         living = {host.node: host for host in hosts}
@@ -561,6 +587,8 @@ class Launcher:
                 if any(host.unreached or host.cut_off for host in failed):
                     # Its ranks have nobody left to wait for, and need not know yet.
                     self._kill(f"{failed[0].name} lost its peers", LOST)
+                elif not failed:
+                    self._kill(f"{self.me.name}: a rank hung: the others' have ended, and it did not")
                 elif all(host.code == LOST for host in failed):
                     self._kill(
                         f"{self.me.name}: {self._why_lost(attempt.work().used - self.used, now - self.troubled)}"

@@ -220,7 +220,7 @@ def _train(config: Config, world: World, status, stop_signal) -> None:
                 observer.settle()  # a checkpoint that is under way is a good one
             raise
         observer.save_last()
-    step = _take_best(run, observer.best_saved)
+    step = _take_best(run)
     results = environment.run_dir / "model"
     if world.keeps:
         before = metrics.read_summary(environment.run_dir)
@@ -390,12 +390,13 @@ def _parameters(run: Run) -> int:
     return sum(map(flops.elements, run.strategy.model.parameters()))
 
 
-def _take_best(run: Run, best: int) -> int:
+def _take_best(run: Run) -> int:
     """The step whose weights the model now has: with early stopping that of the best evaluation.
 
     All ranks must call.
     """
     world, progress = run.world, run.progress
+    best = progress.best_saved
     if not (run.config.patience and run.held_out):
         return progress.step
     if world.first and progress.best_step not in (best, progress.step):
