@@ -18,7 +18,7 @@ TABLE = []
 NAMED = r"node\d(, node\d)*( (is|are) gone| (was|were) cut off| takes? part|: its launcher was started anew)"
 # Of a run that goes on without node2, which is dead.
 ANSWERS = {
-    "status": r"RUN STATE .* fault\d+ running .* {} no answer",
+    "status": r"RUN STATE .* fault\d+ (?:running|saving) .* {} no answer",  # it saves at every fifth step
     "diagnose": r"The run goes on \(step \d+ of \d+\) without {} \(does not answer\)",
     "stop": "{}",  # what came of it the hosts tell
 }
